@@ -1,0 +1,98 @@
+"""Every error that WanFit raises on purpose.
+
+    WanFitError
+    +-- InputError        a number, an image, a prompt, a combination of files that cannot work
+    +-- CheckpointError   a model file that is missing, damaged, unsupported or of another model
+    +-- QuantError        a stored format that cannot be computed with
+    +-- TilingError       a VAE tile grid that cannot give the exact result
+    +-- BudgetError       the run does not fit the memory it was given
+    +-- OutputError       the result cannot be written
+
+An error is a code, a stage, what happened (with numbers) and what to change. The texts name inputs in
+angle brackets with the engine's own words (`<num_frames>`); a front end renders them in the words its user
+sees (`--frames`, `length`) with `render`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+CODES: Mapping[str, str] = {
+    # inputs
+    "size_invalid": "width or height is not a positive multiple of what the model needs",
+    "frames_invalid": "the number of frames is not 4n+1",
+    "number_invalid": "a number is outside its range",
+    "prompt_invalid": "the prompt is empty or longer than the text encoder takes",
+    "image_invalid": "the image cannot be read or used",
+    "image_unexpected": "an image was given to a model that takes none",
+    "image_missing": "the model needs an image and none was given",
+    "pair_mismatch": "the model files do not belong together",
+    # checkpoints
+    "file_missing": "the file or folder does not exist",
+    "file_unsupported": "the file type is not supported",
+    "file_damaged": "the file is truncated or its header contradicts its contents",
+    "model_unknown": "the file holds no model that WanFit knows",
+    "model_unsupported": "the file holds a Wan variant that WanFit does not run",
+    "tensors_missing": "the file lacks tensors of the model",
+    "tokenizer_missing": "the text encoder file carries no tokenizer",
+    # formats
+    "format_unsupported": "the stored format is known and cannot be computed with",
+    "format_unknown": "the stored format is not known",
+    # tiling, budget, output
+    "tile_invalid": "the tile grid cannot give the exact result",
+    "latent_invalid": "the latent does not fit the VAE",
+    "budget_exceeded": "the run needs more memory than it was given",
+    "output_unwritable": "the output cannot be written",
+    "nan_in_latents": "the latents became NaN or infinite",
+}
+
+_NAME = re.compile(r"<([a-z_0-9]+)>")
+
+
+class WanFitError(Exception):
+    """Base of all errors raised on purpose.
+
+    Args:
+        code: a key of `CODES`.
+        stage: where it happened: `input`, `inspect`, `load`, `text`, `denoise high`, `decode`, `save` ...
+        what: what happened, with the numbers; inputs in angle brackets: `<num_frames> is 80`.
+        change: what the user can do about it, same convention; may be empty only when nothing can be done.
+    """
+
+    def __init__(self, code: str, stage: str, what: str, change: str = "") -> None:
+        if code not in CODES:
+            raise LookupError(f"unregistered error code {code!r}; add it to wanfit.errors.CODES")
+        self.code, self.stage, self.what, self.change = code, stage, what, change
+        super().__init__(self.render({}))
+
+    def render(self, names: Mapping[str, str]) -> str:
+        """The message in the words of one front end: `names` maps `num_frames` to `--frames`, `length` ..."""
+        text = f"[{self.code}] {self.what} (stage: {self.stage})."
+        if self.change:
+            text += f" {self.change}."
+        return _NAME.sub(lambda match: names.get(match[1], match[1]), text)
+
+
+class InputError(WanFitError):
+    """A number, an image, a prompt or a combination of files that cannot work."""
+
+
+class CheckpointError(WanFitError):
+    """A model file that is missing, damaged, unsupported or of another model."""
+
+
+class QuantError(WanFitError):
+    """A stored format that cannot be computed with."""
+
+
+class TilingError(WanFitError):
+    """A VAE tile grid that cannot give the exact result, or a latent that the VAE cannot decode."""
+
+
+class BudgetError(WanFitError):
+    """The run does not fit the memory it was given."""
+
+
+class OutputError(WanFitError):
+    """The result cannot be written."""
