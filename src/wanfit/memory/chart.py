@@ -1,0 +1,79 @@
+"""A picture of a memory record: the trace with its stages, and the peak of each stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from .record import MemoryRecord
+
+GIB = 2**30
+
+
+def draw(record: MemoryRecord, path: Path, title: str) -> None:
+    """Write the chart of `record` as a PNG to `path`."""
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    trace, peaks = figure.subplots(2, 1, height_ratios=(3, 2))
+    figure.suptitle(title)
+    _draw_trace(trace, record)
+    _draw_peaks(peaks, record)
+    figure.savefig(path, dpi=110, format="png")
+
+
+def _draw_trace(axes: Any, record: MemoryRecord) -> None:
+    times = [sample.at_s for sample in record.trace]
+    axes.plot(times, [sample.rss / GIB for sample in record.trace], color="C0", label="RAM (resident)")
+    files = [sample.rss_files for sample in record.trace]
+    if all(value is not None for value in files):
+        axes.plot(
+            times,
+            [(value or 0) / GIB for value in files],
+            color="C0",
+            linestyle=":",
+            label="of it mapped files (weights read in place)",
+        )
+    vram = [sample.vram for sample in record.trace]
+    if all(value is not None for value in vram) and vram:
+        axes.plot(times, [(value or 0) / GIB for value in vram], color="C1", label="VRAM (reserved)")
+    for index, stage in enumerate(record.stages):
+        axes.axvspan(
+            stage.start_s, stage.start_s + stage.seconds, color=f"C{index + 2}", alpha=0.12, linewidth=0
+        )
+        axes.text(
+            stage.start_s + stage.seconds / 2,
+            0.98,
+            stage.name,
+            transform=axes.get_xaxis_transform(),
+            rotation=90,
+            va="top",
+            ha="center",
+            fontsize=8,
+        )
+    axes.set(xlabel="seconds", ylabel="GiB", ylim=(0, None), xlim=(0, None))
+    axes.legend(loc="lower right", fontsize=8)
+    axes.grid(alpha=0.3)
+
+
+def _draw_peaks(axes: Any, record: MemoryRecord) -> None:
+    names = [stage.name for stage in record.stages]
+    ram = axes.barh(
+        names, [stage.rss_peak / GIB for stage in record.stages], height=0.4, align="edge", color="C0"
+    )
+    axes.bar_label(ram, fmt="%.2f", fontsize=8, padding=2)
+    if any(stage.allocated_peak is not None for stage in record.stages):
+        vram = axes.barh(
+            names,
+            [(stage.allocated_peak or 0) / GIB for stage in record.stages],
+            height=-0.4,
+            align="edge",
+            color="C1",
+        )
+        axes.bar_label(vram, fmt="%.2f", fontsize=8, padding=2)
+    axes.invert_yaxis()
+    axes.set(xlabel="peak, GiB (blue: RAM; orange: VRAM allocated)")
+    axes.margins(x=0.1)
+    axes.grid(axis="x", alpha=0.3)

@@ -1,0 +1,160 @@
+"""The memory record of a run: what each stage held at its highest, and a trace over time.
+
+A sampler thread reads the process's resident set every few milliseconds; on CUDA the allocator's own peak
+counters are reset at each stage, so no peak between two samples is missed there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+
+import psutil
+import torch
+
+
+@dataclass
+class Stage:
+    """One stage of a run. Bytes; None where this machine has no such counter.
+
+    `rss` is all resident memory of the process; `rss_files` the part of it that is mapped files (weights
+    read in place), which the system takes back when it needs the room.
+    """
+
+    name: str
+    start_s: float
+    seconds: float = 0.0
+    rss_before: int = 0
+    rss_peak: int = 0
+    rss_after: int = 0
+    rss_files_peak: int | None = None
+    allocated_peak: int | None = None
+    reserved_peak: int | None = None
+
+
+@dataclass
+class Sample:
+    """One point of the trace. Bytes; `vram` is what PyTorch's allocator has reserved on the device."""
+
+    at_s: float
+    rss: int
+    rss_files: int | None
+    vram: int | None
+
+
+@dataclass
+class MemoryRecord:
+    """Collects stages and a trace. Use as a context manager; inside it, wrap work in `stage(name)`.
+
+    Args:
+        device: where the model computes; CUDA counters are read only for a CUDA device.
+        interval_s: time between two samples of the thread.
+    """
+
+    device: torch.device
+    interval_s: float = 0.02
+    stages: list[Stage] = field(default_factory=list[Stage])
+    trace: list[Sample] = field(default_factory=list[Sample])
+
+    def __post_init__(self) -> None:
+        self._process = psutil.Process()
+        self._cuda = self.device.type == "cuda"
+        self._started = time.perf_counter()
+        self._current: Stage | None = None
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample_until_stopped, name="wanfit-memory", daemon=True)
+
+    def __enter__(self) -> MemoryRecord:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[Stage]:
+        """Record all that happens inside as stage `name`, also when it raises. Stages do not nest."""
+        if self._cuda:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+        stage = Stage(name, time.perf_counter() - self._started)
+        with self._lock:
+            self._current = stage
+        stage.rss_before = self._sample().rss
+        try:
+            yield stage
+        finally:
+            if self._cuda:
+                torch.cuda.synchronize(self.device)
+                stage.allocated_peak = torch.cuda.max_memory_allocated(self.device)
+                stage.reserved_peak = torch.cuda.max_memory_reserved(self.device)
+            stage.rss_after = self._sample().rss
+            with self._lock:
+                self._current = None
+            stage.seconds = time.perf_counter() - self._started - stage.start_s
+            self.stages.append(stage)
+
+    def _sample(self) -> Sample:
+        info = self._process.memory_info()
+        files = getattr(info, "shared", None)
+        vram = torch.cuda.memory_reserved(self.device) if self._cuda else None
+        sample = Sample(time.perf_counter() - self._started, info.rss, files, vram)
+        with self._lock:
+            self.trace.append(sample)
+            if self._current is not None:
+                self._current.rss_peak = max(self._current.rss_peak, sample.rss)
+                if files is not None:
+                    self._current.rss_files_peak = max(self._current.rss_files_peak or 0, files)
+        return sample
+
+    def _sample_until_stopped(self) -> None:
+        while not self._stop.wait(self.interval_s):
+            self._sample()
+
+    def to_json(self) -> dict[str, object]:
+        """Stages and highest values, in bytes and seconds; the trace is left to the chart."""
+        return {
+            "device": str(self.device),
+            "sample_interval_s": self.interval_s,
+            "rss_peak": max((stage.rss_peak for stage in self.stages), default=0),
+            "allocated_peak": max((stage.allocated_peak or 0 for stage in self.stages), default=0)
+            if self._cuda
+            else None,
+            "stages": [asdict(stage) for stage in self.stages],
+        }
+
+    def table(self) -> str:
+        """A plain-text table of the stages, GiB."""
+        rows = [("stage", "seconds", "RAM peak", "RAM after", "VRAM peak", "VRAM reserved")]
+        for stage in self.stages:
+            rows.append(
+                (
+                    stage.name,
+                    f"{stage.seconds:.2f}",
+                    gib(stage.rss_peak),
+                    gib(stage.rss_after),
+                    gib(stage.allocated_peak),
+                    gib(stage.reserved_peak),
+                )
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if column == 0 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        )
+
+
+def gib(value: int | None) -> str:
+    """Bytes as GiB with a unit; `-` where there is no such counter."""
+    return "-" if value is None else f"{value / 2**30:.2f} GiB"
