@@ -27,6 +27,8 @@ CODES: Mapping[str, str] = {
     "image_invalid": "the image cannot be read or used",
     "image_unexpected": "an image was given to a model that takes none",
     "image_missing": "the model needs an image and none was given",
+    "part_missing": "a part of the model is not given",
+    "part_ambiguous": "a folder holds several files for one part of the model",
     "pair_mismatch": "the model files do not belong together",
     # checkpoints
     "file_missing": "the file or folder does not exist",
@@ -39,6 +41,9 @@ CODES: Mapping[str, str] = {
     # formats
     "format_unsupported": "the stored format is known and cannot be computed with",
     "format_unknown": "the stored format is not known",
+    # blocks
+    "tensor_mismatch": "the tensors handed to a transformer block do not fit it or each other",
+    "attention_unavailable": "no memory-saving attention kernel takes the tensors on this card",
     # tiling, budget, output
     "tile_invalid": "the tile grid cannot give the exact result",
     "latent_invalid": "the latent does not fit the VAE",

@@ -1,0 +1,53 @@
+"""Linears of a block: the stored weight is read once and applied to all chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+
+from ..errors import CheckpointError
+from ..quant import dequantize, linear
+from ..quant.weight import StoredWeight
+
+_FORMAT_OF = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+class BlockWeights:
+    """The weights of one block by their original names, given out in the compute dtype.
+
+    Args:
+        weights: as `WeightSource.onload` gives them.
+        dtype: compute dtype.
+    """
+
+    def __init__(self, weights: Mapping[str, StoredWeight], dtype: torch.dtype) -> None:
+        self._weights = weights
+        self._dtype = dtype
+
+    def _stored(self, name: str) -> StoredWeight:
+        if name not in self._weights:
+            raise CheckpointError("tensors_missing", "denoise", f"a transformer block has no {name!r}")
+        return self._weights[name]
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return dequantize(self._stored(name), dtype or self._dtype)
+
+    def projection(self, name: str) -> Projection:
+        """The linear `name`, dequantised now; it holds that copy until it is dropped."""
+        stored = self._stored(f"{name}.weight")
+        wanted = _FORMAT_OF[self._dtype]
+        if stored.format != wanted:
+            data = dequantize(stored, self._dtype)
+            stored = StoredWeight(wanted, stored.shape, data)
+        return Projection(stored, self.tensor(f"{name}.bias"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    weight: StoredWeight
+    bias: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight, self.bias)

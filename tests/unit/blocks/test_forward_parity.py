@@ -1,0 +1,76 @@
+"""The lean forward against diffusers' own block and transformer, on the same weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers import WanTransformer3DModel
+from wan_blocks import (
+    TEXT_TOKENS,
+    block_weights,
+    make_lean,
+    relative_error,
+    shape_of,
+    tiny_transformer,
+)
+
+from wanfit.blocks import BlockShape, ForwardSettings, TokenModulation, block_forward
+
+# float32: other matrix shapes round differently, 1e-7 a sum. bfloat16: 8 bits, a rounding is 2e-3 at the worst, and a block
+# has about ten in a row; both sides are that far from the exact result.
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+CHUNKS = (1, 7, 64, 1000)
+IMAGE = {"image_dim": 24, "added_kv_proj_dim": 256, "in_channels": 36}
+KINDS: dict[str, dict[str, object]] = {
+    "t2v": {},
+    "i2v 2.2": {"in_channels": 36},
+    "ti2v-5b": {"in_channels": 48, "out_channels": 48},
+    "i2v 2.1": IMAGE,
+    "flf2v": IMAGE | {"pos_embed_seq_len": 10},
+}
+GRID = (3, 5, 7)
+TOKENS = 105
+FRAME = 35
+
+
+def modulation_inputs(kind: str, batch: int, dim: int, dtype: torch.dtype):
+    """What diffusers gets, and the forms that the lean forward must take for it."""
+    if kind != "ti2v-5b":
+        rows = torch.randn(batch, 6, dim).to(dtype) / 4
+        return rows, [rows]
+    rows = torch.randn(batch, 2, 6, dim).to(dtype) / 4
+    lengths = (FRAME, TOKENS - FRAME)
+    per_token = rows.repeat_interleave(torch.tensor(lengths), dim=1)
+    return per_token, [per_token, TokenModulation(rows, lengths)]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_equals_diffusers_at_any_chunk_size(kind: str, batch: int, dtype: torch.dtype) -> None:
+    model = tiny_transformer(dtype, **KINDS[kind])
+    image_tokens = {"i2v 2.1": 5, "flf2v": 10}.get(kind, 0)
+    shape = shape_of(model, image_tokens)
+    hidden = torch.randn(batch, TOKENS, shape.dim).to(dtype)
+    context = torch.randn(batch, image_tokens + TEXT_TOKENS, shape.dim).to(dtype)
+    rotary = model.rope(torch.empty(batch, 16, GRID[0], 2 * GRID[1], 2 * GRID[2]))
+    timestep, forms = modulation_inputs(kind, batch, shape.dim, dtype)
+    expected = model.blocks[0](hidden, context, timestep, rotary)
+    assert relative_error(hidden, expected) > 0.1, "the block must change its input for the test to say anything"
+
+    for chunk in CHUNKS:
+        for form in forms:
+            actual = block_forward(
+                own := hidden.clone(),
+                block_weights(model.blocks[0]),
+                shape,
+                context=context,
+                modulation=form,
+                rotary_emb=rotary,
+                settings=ForwardSettings(chunk),
+            )
+            assert actual is own
+            assert actual.dtype == dtype
+            error = relative_error(actual, expected)
+            print(f"{kind} batch {batch} {dtype} chunk {chunk} {type(form).__name__}: {error:.2e}")
+            assert error <= BOUNDS[dtype]
