@@ -33,6 +33,10 @@ class StoredWeight:
         """Bytes of the data and its params, as stored."""
         return sum(t.numel() * t.element_size() for t in (self.data, *self.params.values()))
 
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> StoredWeight:
         """The same stored bytes on another device; itself when it is there already."""
         target = torch.device(device)
