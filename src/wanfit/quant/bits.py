@@ -38,10 +38,8 @@ def affine(q: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None, dt
         # A scale without dimensions would be rounded to the dtype of the other operand first.
         scale = scale.reshape(1) if scale.ndim == 0 else scale
         result = torch.empty(q.shape, dtype=dtype, device=q.device)
-        if (
-            q.is_floating_point() and q.element_size() == 1
-        ):  # float8 takes no part in type promotion; every dtype holds its values
-            q = result.copy_(q)
+        if q.is_floating_point() and q.element_size() == 1:
+            q = result.copy_(q)  # float8 takes no part in type promotion; every dtype holds its values
         if offset is None:
             return torch.mul(q, scale, out=result)
         return torch.addcmul(offset, q, scale, out=result)

@@ -20,8 +20,9 @@ def plain(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
 
 def scaled_float8(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
     """value * scale (params `scale`: one number, or one for each row); without a scale the value."""
-    scale = broadcast_scale(weight)
-    return weight.data.to(dtype) if scale is None else affine(weight.data, scale, None, dtype)
+    if "scale" not in weight.params:
+        return weight.data.to(dtype)
+    return affine(weight.data, broadcast_scale(weight, weight.params["scale"]), None, dtype)
 
 
 def mxfp8(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import QuantError
 from .bits import affine
-from .scales import broadcast_scale
+from .scales import broadcast_scale, require
 from .weight import StoredWeight
 
 
@@ -21,8 +21,7 @@ def scaled_int8(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
 
     Memory: with a rotation 8 bytes an element besides the result.
     """
-    require(weight, "scale")
-    scale = broadcast_scale(weight)
+    scale = broadcast_scale(weight, require(weight, "scale"))
     if "convrot_groupsize" not in weight.options:
         return affine(weight.data, scale, None, dtype)
     size = int(weight.options["convrot_groupsize"])

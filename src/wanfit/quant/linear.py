@@ -55,7 +55,7 @@ class _StoredModule(nn.Module):
 
     @property
     def weight(self) -> StoredWeight:
-        """The stored weight, where the module is now; no tensor, so code that asks for its dtype does not cast to it."""
+        """The stored weight, where the module is now. No tensor, so that no code casts inputs to its dtype."""
         return self._stored("weight")
 
 

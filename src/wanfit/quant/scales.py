@@ -21,11 +21,8 @@ def require(weight: StoredWeight, role: str) -> torch.Tensor:
     return weight.params[role]
 
 
-def broadcast_scale(weight: StoredWeight) -> torch.Tensor | None:
-    """Params `scale` in float32, shaped to multiply the data: one number, or one for each row; None without."""
-    if "scale" not in weight.params:
-        return None
-    scale = weight.params["scale"]
+def broadcast_scale(weight: StoredWeight, scale: torch.Tensor) -> torch.Tensor:
+    """The scale in float32, shaped to multiply the data: one number, or one for each row."""
     if scale.numel() not in (1, weight.shape[0]):
         raise damaged(f"A {weight.format} tensor of shape {weight.shape} has a scale of {tuple(scale.shape)}")
     return scale.to(torch.float32).reshape(-1, *[1] * (len(weight.shape) - 1))
@@ -36,7 +33,8 @@ def padded_matrix(weight: StoredWeight, block: int, block_bytes: int) -> tuple[i
     if len(weight.shape) != 2:
         raise damaged(f"A {weight.format} tensor has the shape {weight.shape}; it must be a matrix")
     rows, columns = (-(-n // block) * block for n in weight.shape)
-    if tuple(weight.data.shape) not in ((n, columns // block * block_bytes) for n in (rows, weight.shape[0])):
+    width = columns // block * block_bytes
+    if tuple(weight.data.shape) not in ((rows, width), (weight.shape[0], width)):
         raise damaged(f"A {weight.format} tensor of shape {weight.shape} stores {tuple(weight.data.shape)}")
     return weight.data.shape[0], columns
 

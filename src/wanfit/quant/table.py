@@ -26,9 +26,8 @@ def _typed(decode: Dequantizer, stored: torch.dtype) -> Dequantizer:
     @functools.wraps(decode)
     def checked(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
         if tuple(weight.data.shape) != weight.shape or weight.data.dtype != stored:
-            raise damaged(
-                f"A {weight.format} tensor of shape {weight.shape} stores {tuple(weight.data.shape)} {weight.data.dtype}"
-            )
+            found = f"{tuple(weight.data.shape)} {weight.data.dtype}"
+            raise damaged(f"A {weight.format} tensor of shape {weight.shape} stores {found}")
         return decode(weight, dtype)
 
     return checked
@@ -76,11 +75,10 @@ FORMATS: Mapping[str, Dequantizer] = {
     "iq4_nl": _blocks(gguf_iq.iq4_nl, 32, 18),
 }
 
-# Formats that exist in files and that WanFit does not compute with: GGUF types, then ComfyUI's.
-_KNOWN_ONLY = frozenset(
-    "iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s q8_1 q8_k tq1_0 tq2_0 mxfp4 "
-    "convrot_w4a4 asym_w4a8_int8 awq_w4a16 svdquant_w4a4".split()
-)
+# Formats that exist in files and that WanFit does not compute with.
+_GGUF_ONLY = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "q8_1", "q8_k", "tq1_0", "tq2_0")
+_COMFY_ONLY = ("convrot_w4a4", "asym_w4a8_int8", "awq_w4a16", "svdquant_w4a4")
+_KNOWN_ONLY = frozenset((*_GGUF_ONLY, "mxfp4", *_COMFY_ONLY))
 
 
 def check_format(name: str, stage: str = "inspect") -> None:
@@ -105,7 +103,7 @@ def dequantize(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
         CUDA 1 to 4; CPU 4 to 5, where the result is not float32.
     """
     check_format(weight.format, "load")
-    if 0 in weight.shape or not weight.shape and weight.data.numel() != 1:
+    if 0 in weight.shape:
         raise damaged(f"A {weight.format} tensor has the shape {weight.shape}")
     return FORMATS[weight.format](weight, dtype)
 
