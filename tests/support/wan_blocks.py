@@ -60,9 +60,10 @@ def tiny_transformer(dtype: torch.dtype = torch.float32, **changes: object) -> W
             nn.init.uniform_(parameter, 0.5, 1.5)
         elif parameter.ndim == 1:
             nn.init.normal_(parameter, std=0.1)
-    for name, module in model.named_modules():
-        if not name.startswith("rope") and not any(module.children()) and "time_embedder" not in name:
-            module.to(dtype)
+    # as from_pretrained(torch_dtype=...) does it
+    for name, parameter in model.named_parameters():
+        if not any(part in name.split(".") for part in model._keep_in_fp32_modules):
+            parameter.data = parameter.data.to(dtype)
     return model
 
 

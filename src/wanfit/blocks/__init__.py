@@ -1,6 +1,7 @@
 """The memory-lean forward of Wan's transformer blocks."""
 
 from .attention import ATTENTION_BACKENDS, AttentionBackend, sdpa
+from .footprint import activation_bytes, chunk_bytes
 from .forward import block_forward
 from .lean_block import LeanBlock, WeightSource
 from .modulation import TokenModulation
@@ -14,6 +15,8 @@ __all__ = [
     "LeanBlock",
     "TokenModulation",
     "WeightSource",
+    "activation_bytes",
     "block_forward",
+    "chunk_bytes",
     "sdpa",
 ]

@@ -31,7 +31,7 @@ class AttentionBackend(Protocol):
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor: ...
 
 
-def _fused_kernels() -> AbstractContextManager[None]:
+def _fused_kernels() -> AbstractContextManager[object]:
     if _HAS_PRIORITY:
         return sdpa_kernel(list(_PREFERRED), set_priority=True)
     return sdpa_kernel(list(_PREFERRED))
@@ -44,12 +44,12 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         InputError: attention_unavailable: no fused kernel takes these tensors on this card. The unfused one
             would work, and allocate Nq x Nk scores for every head; it is never used on CUDA.
     """
-    heads_first = [x.transpose(1, 2) for x in (q, k, v)]
+    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
     if q.device.type != "cuda":
-        return F.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
     try:
         with _fused_kernels():
-            return F.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+            return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
     except RuntimeError as error:
         if "No available kernel" not in str(error):
             raise

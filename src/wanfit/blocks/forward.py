@@ -111,8 +111,12 @@ def _fill_qkv(
         v[:, start:stop] = to_v(x)
         turn = cos[:, start:stop], sin[:, start:stop]
         for target, project, norm in ((q, to_q, norm_q), (k, to_k, norm_k)):
-            normed = F.rms_norm(project(x), (shape.dim,), norm, shape.eps)
-            rotate_into(target[:, start:stop], normed, *turn, shape.num_heads)
+            rotate_into(
+                target[:, start:stop],
+                F.rms_norm(project(x), (shape.dim,), norm, shape.eps),
+                *turn,
+                shape.num_heads,
+            )
 
 
 def _cross_attention(
@@ -163,7 +167,9 @@ def _feed_forward(
     for start, stop in spans:
         inner = widen(_modulated_norm(hidden, shape, mod, (slots.SHIFT_FFN, slots.SCALE_FFN), start, stop))
         torch.ops.aten.gelu_(inner, approximate="tanh")
-        _add_gated(hidden, narrow(inner), mod, slots.GATE_FFN, start, stop)
+        update = narrow(inner)
+        del inner
+        _add_gated(hidden, update, mod, slots.GATE_FFN, start, stop)
 
 
 def _modulated_norm(

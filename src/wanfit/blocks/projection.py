@@ -37,11 +37,8 @@ class BlockWeights:
     def projection(self, name: str) -> Projection:
         """The linear `name`, dequantised now; it holds that copy until it is dropped."""
         stored = self._stored(f"{name}.weight")
-        wanted = _FORMAT_OF[self._dtype]
-        if stored.format != wanted:
-            data = dequantize(stored, self._dtype)
-            stored = StoredWeight(wanted, stored.shape, data)
-        return Projection(stored, self.tensor(f"{name}.bias"))
+        ready = StoredWeight(_FORMAT_OF[self._dtype], stored.shape, dequantize(stored, self._dtype))
+        return Projection(ready, self.tensor(f"{name}.bias"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,47 @@
+"""What a block's forward allocates: the formula that a plan is made with, held by tests against the allocator."""
+
+from __future__ import annotations
+
+from .settings import TEXT_TOKENS, BlockShape, ForwardSettings
+
+_WORK = 16
+"""Bytes per element of one chunk: normed input, projection, and up to three float32 copies inside a kernel."""
+
+_ATTENTION = 3.3
+"""An attention call in units of its result: the result, and what CPU kernels pack of keys and values."""
+
+_FIXED = 2 * 2**20
+"""Modulation rows, norm statistics, scratch of an attention kernel."""
+
+
+def chunk_bytes(shape: BlockShape, *, batch: int, tokens: int, itemsize: int) -> int:
+    """Working memory for `tokens` tokens at a time: 16 dim bytes a token, or the feed-forward's inner tensor."""
+    return batch * tokens * max(_WORK * shape.dim, itemsize * (shape.dim + shape.ffn_dim))
+
+
+def activation_bytes(
+    shape: BlockShape,
+    settings: ForwardSettings,
+    *,
+    batch: int,
+    tokens: int,
+    itemsize: int,
+    context_tokens: int = TEXT_TOKENS,
+) -> int:
+    """Upper bound of what one `block_forward` holds at its peak.
+
+    Counted: hidden_states itself, q, k, v, the context's keys and values, one chunk. Not counted: weights and
+    their dequantised copies, context, rotary embedding, and the conversion of a (B, N, 6, dim) modulation.
+
+    Args:
+        itemsize: bytes of an element of hidden_states: 2 or 4.
+    """
+    stream = batch * tokens * shape.dim * itemsize
+    chunk = chunk_bytes(shape, batch=batch, tokens=min(settings.chunk_tokens, tokens), itemsize=itemsize)
+    heads = settings.heads_per_call(shape, tokens)
+    attention = int(_ATTENTION * batch * tokens * heads * shape.head_dim * itemsize)
+    keys_values = 2 * batch * context_tokens * shape.dim * itemsize
+    context_work = chunk_bytes(shape, batch=batch, tokens=context_tokens, itemsize=itemsize)
+    self_attention = 4 * stream + max(chunk, attention)
+    cross_attention = stream + keys_values + max(chunk, context_work)
+    return max(self_attention, cross_attention) + _FIXED
