@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 
 import psutil
 import torch
+
+
+# Beyond this the trace is thinned and sampled half as often; the peaks of the stages are kept apart from it.
+MAX_SAMPLES = 20_000
 
 
 @dataclass
@@ -48,7 +50,7 @@ class Sample:
 
 @dataclass
 class MemoryRecord:
-    """Collects stages and a trace. Use as a context manager; inside it, wrap work in `stage(name)`.
+    """Collects stages and a trace. Use as a context manager; inside it, call `begin(name)` at each stage.
 
     Args:
         device: where the model computes; CUDA counters are read only for a CUDA device.
@@ -76,31 +78,33 @@ class MemoryRecord:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end()
         self._stop.set()
         self._thread.join()
 
-    @contextmanager
-    def stage(self, name: str) -> Generator[Stage]:
-        """Record all that happens inside as stage `name`, also when it raises. Stages do not nest."""
+    def begin(self, name: str) -> None:
+        """End the current stage, if any, and begin stage `name`. Leaving the record ends the last one."""
+        self.end()
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        with self._lock:
+            self._current = Stage(name, time.perf_counter() - self._started)
+        self._current.rss_before = self._sample().rss
+
+    def end(self) -> None:
+        """End the current stage; nothing happens when there is none."""
+        stage = self._current
+        if stage is None:
+            return
         if self._cuda:
             torch.cuda.synchronize(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
-        stage = Stage(name, time.perf_counter() - self._started)
+            stage.allocated_peak = torch.cuda.max_memory_allocated(self.device)
+            stage.reserved_peak = torch.cuda.max_memory_reserved(self.device)
+        stage.rss_after = self._sample().rss
         with self._lock:
-            self._current = stage
-        stage.rss_before = self._sample().rss
-        try:
-            yield stage
-        finally:
-            if self._cuda:
-                torch.cuda.synchronize(self.device)
-                stage.allocated_peak = torch.cuda.max_memory_allocated(self.device)
-                stage.reserved_peak = torch.cuda.max_memory_reserved(self.device)
-            stage.rss_after = self._sample().rss
-            with self._lock:
-                self._current = None
-            stage.seconds = time.perf_counter() - self._started - stage.start_s
-            self.stages.append(stage)
+            self._current = None
+        stage.seconds = time.perf_counter() - self._started - stage.start_s
+        self.stages.append(stage)
 
     def _sample(self) -> Sample:
         info = self._process.memory_info()
@@ -118,6 +122,10 @@ class MemoryRecord:
     def _sample_until_stopped(self) -> None:
         while not self._stop.wait(self.interval_s):
             self._sample()
+            if len(self.trace) > MAX_SAMPLES:
+                with self._lock:
+                    del self.trace[1::2]
+                self.interval_s *= 2
 
     def to_json(self) -> dict[str, object]:
         """Stages and highest values, in bytes and seconds; the trace is left to the chart."""

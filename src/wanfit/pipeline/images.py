@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 
@@ -88,10 +89,9 @@ def size_for_image(picture: Image.Image, max_area: int, multiple: int) -> tuple[
 
     Source: Wan-Video/Wan2.2 wan/image2video.py@42bf4cf (area and aspect rule).
     """
-    ratio = picture.height / picture.width
-    height = max(multiple, int((max_area * ratio) ** 0.5) // multiple * multiple)
-    width = max(multiple, int((max_area / ratio) ** 0.5) // multiple * multiple)
-    return width, height
+    width = math.isqrt(max_area * picture.width // picture.height) // multiple * multiple
+    height = math.isqrt(max_area * picture.height // picture.width) // multiple * multiple
+    return max(multiple, width), max(multiple, height)
 
 
 def _unreadable(name: str, path: Path, reason: str) -> InputError:

@@ -1,0 +1,5 @@
+"""`python -m wanfit`."""
+
+from .cli.main import main
+
+raise SystemExit(main())

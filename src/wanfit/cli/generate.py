@@ -1,0 +1,91 @@
+"""`wanfit generate`: an image and a prompt to a video file with a memory report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "generate",
+        help="make a video / 生成视频",
+        description="Make a video from a prompt, and an image where the model takes one. What is not given is the "
+        "model's official default. The model is a folder, or its files one by one, or both (a file wins).",
+    )
+    model = parser.add_argument_group("model / 模型")
+    model.add_argument("--model", type=Path, metavar="DIR", help="diffusers folder, or a folder that holds each part once")
+    model.add_argument("--high", type=Path, metavar="FILE", help="high-noise expert, or the only transformer")
+    model.add_argument("--low", type=Path, metavar="FILE", help="low-noise expert")
+    model.add_argument("--text-encoder", type=Path, metavar="FILE", help="UMT5-XXL")
+    model.add_argument("--vae", type=Path, metavar="FILE", help="Wan VAE: 2.1 for A14B, 2.2 for TI2V-5B")
+    model.add_argument("--tokenizer", type=Path, metavar="FILE", help="where the text encoder file carries none")
+    what = parser.add_argument_group("video / 视频")
+    what.add_argument("--prompt", required=True, help="what the video shows / 提示词")
+    what.add_argument("--negative", help="what it shall not show (default: the official Chinese text) / 反向提示词")
+    what.add_argument("--image", type=Path, help="first frame (I2V) / 首帧")
+    what.add_argument("--last-image", type=Path, help="last frame (I2V) / 尾帧")
+    what.add_argument("--width", type=int, help="pixels, a multiple of 16 (TI2V-5B: 32)")
+    what.add_argument("--height", type=int, help="pixels, a multiple of 16 (TI2V-5B: 32)")
+    what.add_argument("--frames", type=int, dest="num_frames", help="4n+1; official: 81 (TI2V-5B: 121)")
+    what.add_argument("--fps", type=int, help="frames a second of the file; official: 16 (TI2V-5B: 24)")
+    what.add_argument("--seed", type=int, default=0, help="same seed, same video (default: 0) / 随机种子")
+    sampling = parser.add_argument_group("sampling / 采样")
+    sampling.add_argument("--steps", type=int, help="denoising steps over both experts / 步数")
+    sampling.add_argument("--sampler", default="unipc", help="unipc (official) or euler (for 4-step LoRAs)")
+    sampling.add_argument("--shift", type=float, help="sigma shift; official: 5 (T2V-A14B: 12)")
+    sampling.add_argument("--boundary", type=float, dest="boundary_ratio", help="noise level of the switch, 0 to 1")
+    sampling.add_argument("--guidance", type=float, dest="guidance_scale", help="CFG; of the high expert when two")
+    sampling.add_argument("--guidance-low", type=float, dest="guidance_scale_2", help="CFG of the low expert")
+    place = parser.add_argument_group("where it runs / 运行位置")
+    place.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 ...")
+    place.add_argument("--dtype", default="auto", help="auto, bfloat16, float16, float32")
+    place.add_argument("--vae-dtype", default="auto", help="auto, bfloat16, float16, float32")
+    place.add_argument(
+        "--chunk-tokens", type=int, default=4096, help="tokens worked on at a time; less needs less memory (default: 4096)"
+    )
+    output = parser.add_argument_group("output / 输出")
+    output.add_argument("--out", type=Path, required=True, metavar="FILE.mp4", help="the video / 输出视频")
+    output.add_argument("--report", type=Path, metavar="FILE.json", help="memory and settings of the run")
+    output.add_argument("--chart", type=Path, metavar="FILE.png", help="memory over time, by stage / 内存曲线图")
+    output.add_argument("--json", action="store_true", help="print the report on stdout, all else on stderr")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..pipeline.files import find_model
+    from ..pipeline.generate import generate
+    from ..pipeline.placement import choose_placement
+    from ..pipeline.request import DEFAULT_NEGATIVE, Request, check_numbers
+
+    negative = DEFAULT_NEGATIVE if options.negative is None else options.negative
+    names = "prompt out image last_image width height num_frames steps seed sampler shift boundary_ratio"
+    names += " guidance_scale guidance_scale_2 fps"
+    request = Request(negative_prompt=negative, **{name: getattr(options, name) for name in names.split()})
+    check_numbers(request)
+    placement = choose_placement(
+        options.device, options.dtype, options.vae_dtype, chunk_tokens=options.chunk_tokens
+    )
+    files = find_model(
+        options.model,
+        high=options.high,
+        low=options.low,
+        text_encoder=options.text_encoder,
+        vae=options.vae,
+        tokenizer=options.tokenizer,
+    )
+    stream = sys.stderr if options.json else sys.stdout
+    report = generate(
+        files,
+        request,
+        placement,
+        report_path=options.report,
+        chart_path=options.chart,
+        tell=lambda text: print(text, file=stream, flush=True),
+    )
+    if options.json:
+        print(json.dumps(report, indent=2))
+    return 0

@@ -1,0 +1,27 @@
+"""`wanfit tiny`: small models with random weights in the community's layouts, to try everything without downloads."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "tiny",
+        help="write tiny random-weight models / 生成用于测试的随机小模型",
+        description="Write a tiny I2V-A14B pair (high: scaled fp8, low: GGUF), a UMT5 with its tokenizer and a VAE, "
+        "named and laid out as the real files are. The weights are random: what they generate is noise.",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder to write to; made when missing")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights (default: 0)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..tiny import write_tiny_models
+
+    for path in write_tiny_models(options.out, seed=options.seed):
+        print(path)
+    return 0

@@ -1,0 +1,121 @@
+"""Which files make up the model: given one by one, or found in a folder by what their headers say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..checkpoint import Identity, component_folders, open_checkpoint
+from ..errors import CheckpointError, InputError, WanFitError
+
+SUFFIXES = frozenset({".safetensors", ".gguf"})
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Paths of one complete model. `low` is None for a model with a single transformer."""
+
+    high: Path
+    low: Path | None
+    text_encoder: Path
+    vae: Path
+    tokenizer: Path | None = None
+
+
+def find_model(
+    folder: Path | None,
+    *,
+    high: Path | None = None,
+    low: Path | None = None,
+    text_encoder: Path | None = None,
+    vae: Path | None = None,
+    tokenizer: Path | None = None,
+) -> ModelFiles:
+    """Put a model together from single files and a folder; a file that is given wins over the folder.
+
+    Args:
+        folder: a diffusers pipeline folder, a Wan-AI repository, or a folder like ComfyUI's `models` in which
+            each part occurs once. Only headers are read.
+        high: the high-noise expert, or the only transformer of the model.
+    Raises:
+        InputError: a part is missing. CheckpointError: a part occurs more than once in the folder, or a file
+        is damaged.
+    """
+    found: dict[str, Path | None] = {
+        "high": high,
+        "low": low,
+        "text_encoder": text_encoder,
+        "vae": vae,
+        "tokenizer": tokenizer,
+    }
+    if folder is not None:
+        for role, path in _parts_of(folder).items():
+            # A single transformer given by hand must not be paired with a low expert of the folder.
+            if found[role] is None and not (role == "low" and high is not None):
+                found[role] = path
+    missing = [role for role in ("high", "text_encoder", "vae") if found[role] is None]
+    if missing:
+        where = f" and {folder} holds none" if folder is not None else ""
+        raise InputError(
+            "part_missing",
+            "input",
+            f"no file for {', '.join(f'<{role}>' for role in missing)} is given{where}",
+            "Give each part its file, or <model> a folder that holds all of them",
+        )
+    return ModelFiles(
+        high=_present(found["high"]),
+        low=found["low"],
+        text_encoder=_present(found["text_encoder"]),
+        vae=_present(found["vae"]),
+        tokenizer=found["tokenizer"],
+    )
+
+
+def _present(path: Path | None) -> Path:
+    if path is None:
+        raise LookupError("checked by the caller")
+    return path
+
+
+def _parts_of(folder: Path) -> dict[str, Path]:
+    if not folder.is_dir():
+        raise CheckpointError("file_missing", "load", f"<model> {folder} is not a folder", "Check the path")
+    components = component_folders(folder)
+    if components:
+        roles = {"transformer": "high", "transformer_2": "low"}
+        return {roles.get(name, name): path for name, path in components.items()}
+    parts: dict[str, list[Path]] = {}
+    unread: list[str] = []
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() not in SUFFIXES or not path.is_file():
+            continue
+        try:
+            with open_checkpoint(path) as checkpoint:
+                parts.setdefault(_role(checkpoint.identity), []).append(path)
+        except WanFitError as error:
+            unread.append(f"{path.name}: {error.code}")
+    several = {role: paths for role, paths in parts.items() if len(paths) > 1}
+    if several:
+        role, paths = next(iter(several.items()))
+        names = ", ".join(str(path.relative_to(folder)) for path in paths)
+        raise CheckpointError(
+            "part_ambiguous",
+            "load",
+            f"{folder} holds {len(paths)} files for <{role}>: {names}",
+            f"Say which with <{role}>",
+        )
+    if not parts:
+        skipped = f" ({'; '.join(unread[:5])})" if unread else ""
+        raise CheckpointError(
+            "model_unknown",
+            "load",
+            f"{folder} holds no Wan model file{skipped}",
+            "Give a diffusers folder, or one with .safetensors or .gguf files of a Wan model",
+        )
+    return {role: paths[0] for role, paths in parts.items()}
+
+
+def _role(identity: Identity) -> str:
+    if identity.kind != "transformer":
+        return identity.kind
+    return "low" if identity.expert == "low" else "high"

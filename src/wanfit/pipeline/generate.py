@@ -1,0 +1,261 @@
+"""One run: files and a request to a video file, with a memory record. Stages, in order:
+
+    text -> encode image -> denoise high -> denoise low -> decode and save
+
+Each stage gives its memory back before the next begins. Everything that can be refused is refused before
+weights are read, in the order: numbers, headers, prompt, output file.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
+
+from .. import __version__
+from ..blocks import ForwardSettings
+from ..checkpoint import VARIANTS, Identity, check_pair, check_parts, open_checkpoint
+from ..errors import InputError, OutputError, WanFitError
+from ..memory.chart import draw
+from ..memory.purge import empty_device_cache
+from ..memory.record import MemoryRecord
+from .decode import decode_to
+from .experts import Experts
+from .files import ModelFiles
+from .placement import Placement
+from .request import Request, Settings, settle
+from .text import encode_prompts, load_text_encoder, load_tokenizer, prompt_ids
+from .vae import load_vae
+from .video import VideoWriter
+from .wan import make_pipeline
+
+PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gguf")
+
+
+def generate(
+    files: ModelFiles,
+    request: Request,
+    placement: Placement,
+    *,
+    report_path: Path | None = None,
+    chart_path: Path | None = None,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """Make one video.
+
+    Args:
+        report_path, chart_path: where the memory report (JSON) and its picture (PNG) go; None for nowhere.
+        tell: called with a line of text at each step that a person wants to see.
+    Returns: the report.
+    Raises: WanFitError; nothing is left at `request.out` then, nor after an interrupt.
+    """
+    for name, path in (("report", report_path), ("chart", chart_path)):
+        if path is not None and not path.parent.is_dir():
+            raise OutputError("output_unwritable", "input", f"the folder {path.parent} of <{name}> does not exist")
+    with ExitStack() as stack:
+        text_file = stack.enter_context(open_checkpoint(files.text_encoder))
+        vae_file = stack.enter_context(open_checkpoint(files.vae))
+        identities = _check(files, vae_file.identity, text_file.identity)
+        high = identities[0]
+        variant = VARIANTS[high.variant]
+        settings = settle(request, high, variant)
+        tokenizer = load_tokenizer(files.tokenizer or text_file)
+        prompts = {"prompt": settings.prompt}
+        if settings.uses_guidance:
+            prompts["negative_prompt"] = settings.negative_prompt
+        for name, prompt in prompts.items():
+            prompt_ids(tokenizer, prompt, name=name)
+        writer = stack.enter_context(
+            VideoWriter(
+                settings.out,
+                width=settings.width,
+                height=settings.height,
+                fps=settings.fps,
+                num_frames=settings.num_frames,
+            )
+        )
+        _announce(identities, settings, placement, tell)
+        record = stack.enter_context(MemoryRecord(placement.device))
+
+        def begin(stage: str) -> None:
+            tell(f"stage: {stage}")
+            record.begin(stage)
+
+        begin("text")
+        encoder = load_text_encoder(
+            text_file,
+            device=placement.device,
+            compute_dtype=torch.float32 if placement.device.type == "cpu" else placement.dtype,
+            placement="stream" if placement.text == "stream" else "cpu",
+        )
+        embeddings = encode_prompts(encoder, tokenizer, list(prompts.values()), names=list(prompts))
+        encoder.release()
+        text_file.close()
+        empty_device_cache(placement.device)
+
+        if settings.image is not None:
+            begin("encode image")
+        vae = load_vae(vae_file, placement.vae_dtype).to(placement.device)
+        latents = _denoise(files, settings, placement, embeddings, vae, begin, variant.expand_timesteps)
+
+        begin("decode and save")
+        decode_to(vae.to(placement.device), latents, writer)
+        record.end()
+        report = _report(files, identities, settings, placement, record)
+    # The writer has renamed the file: from here on the video exists.
+    if report_path is not None:
+        report_path.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")
+    if chart_path is not None:
+        title = f"{high.variant}, {settings.width}x{settings.height}x{settings.num_frames}, {placement.device}"
+        draw(record, chart_path, title)
+    tell(record.table())
+    for path in (settings.out, chart_path, report_path):
+        if path is not None:
+            tell(f"wrote {path}")
+    return report
+
+
+def _check(files: ModelFiles, vae: Identity, text_encoder: Identity) -> list[Identity]:
+    """The transformers' identities, once they are known to belong together and with the rest."""
+    paths = [files.high] if files.low is None else [files.high, files.low]
+    identities: list[Identity] = []
+    for path in paths:
+        with open_checkpoint(path) as checkpoint:
+            identities.append(checkpoint.identity)
+    for role, identity, kind in (("vae", vae, "vae"), ("text_encoder", text_encoder, "text_encoder")):
+        if identity.kind != kind:
+            raise InputError("pair_mismatch", "load", f"<{role}> holds a {identity.kind}, not a {kind}")
+    for role, identity in zip(("high", "low"), identities, strict=False):
+        if identity.kind != "transformer":
+            raise InputError("pair_mismatch", "load", f"<{role}> holds a {identity.kind}, not a transformer")
+    high = identities[0]
+    if len(identities) == 2:
+        check_pair(*identities)
+    elif VARIANTS[high.variant].boundary_ratio is not None:
+        raise InputError(
+            "part_missing",
+            "load",
+            f"{files.high.name} is one of the two experts of {high.variant} and <low> is not given",
+            "Give <high> and <low> one file each",
+        )
+    if high.image_dim is not None:
+        raise InputError(
+            "model_unsupported",
+            "load",
+            f"{high.variant} (Wan 2.1) also needs a CLIP vision encoder, which the command line does not run",
+            "Use a Wan 2.2 I2V-A14B pair, or this file inside ComfyUI",
+        )
+    check_parts(high, vae, text_encoder)
+    return identities
+
+
+def _announce(
+    identities: list[Identity], settings: Settings, placement: Placement, tell: Callable[[str], None]
+) -> None:
+    for identity in identities:
+        tell(identity.describe())
+    for notice in settings.notices:
+        tell(f"note: {notice}")
+    split = ""
+    if settings.boundary_ratio is not None:
+        split = (
+            f" ({settings.high_steps} high, {settings.steps - settings.high_steps} low; "
+            f"boundary {settings.boundary_ratio})"
+        )
+        if settings.high_steps in (0, settings.steps):
+            tell("note: one expert takes every step; more steps or another boundary would use both")
+    tell(
+        f"{settings.width}x{settings.height}, {settings.num_frames} frames, {settings.steps} steps{split}, "
+        f"{settings.sampler} shift {settings.shift}, seed {settings.seed}, on {placement.device} in "
+        f"{str(placement.dtype).removeprefix('torch.')}"
+    )
+
+
+def _denoise(
+    files: ModelFiles,
+    settings: Settings,
+    placement: Placement,
+    embeddings: torch.Tensor,
+    vae: AutoencoderKLWan,
+    begin: Callable[[str], None],
+    expand_timesteps: bool,
+) -> torch.Tensor:
+    """Run the pipeline's loop; returns latents (1, C, T, h, w) float32, normalised as the transformer sees them."""
+
+    def on_switch(name: str) -> None:
+        vae.to("cpu")
+        empty_device_cache(placement.device)
+        begin(f"denoise {name}".strip())
+
+    def check_latents(_: Any, step: int, __: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if not bool(torch.isfinite(tensors["latents"]).all()):
+            raise WanFitError(
+                "nan_in_latents",
+                "denoise",
+                f"the latents became NaN or infinite in step {step + 1} of {settings.steps}",
+                f"Try another <dtype> than {str(placement.dtype).removeprefix('torch.')}, or another model file",
+            )
+        return tensors
+
+    experts = Experts(
+        [("", files.high)] if files.low is None else [("high", files.high), ("low", files.low)],
+        ForwardSettings(chunk_tokens=placement.chunk_tokens),
+        placement.device,
+        placement.dtype,
+        on_switch,
+    )
+    try:
+        experts.open()
+        pipeline = make_pipeline(settings, experts, vae, expand_timesteps)
+        inputs: dict[str, Any] = {} if settings.image is None else {"image": settings.image}
+        if settings.last_image is not None:
+            inputs["last_image"] = settings.last_image
+        if settings.boundary_ratio is not None:
+            inputs["guidance_scale_2"] = settings.guidance_scale_2
+        output: Any = pipeline(
+            prompt_embeds=embeddings[:1],
+            negative_prompt_embeds=embeddings[1:] if len(embeddings) == 2 else None,
+            width=settings.width,
+            height=settings.height,
+            num_frames=settings.num_frames,
+            num_inference_steps=settings.steps,
+            guidance_scale=settings.guidance_scale,
+            generator=torch.Generator("cpu").manual_seed(settings.seed),
+            callback_on_step_end=check_latents,
+            output_type="latent",
+            **inputs,
+        )
+        return output.frames
+    finally:
+        experts.close()
+
+
+def _report(
+    files: ModelFiles,
+    identities: list[Identity],
+    settings: Settings,
+    placement: Placement,
+    record: MemoryRecord,
+) -> dict[str, Any]:
+    names = ("width", "height", "num_frames", "steps", "high_steps", "seed", "sampler", "shift", "boundary_ratio")
+    names += ("guidance_scale", "guidance_scale_2", "fps", "prompt", "negative_prompt")
+    paths = {"high": files.high, "low": files.low, "text_encoder": files.text_encoder, "vae": files.vae}
+    return {
+        "wanfit": __version__,
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "files": {role: str(path) for role, path in paths.items() if path is not None},
+        "transformers": [identity.to_json() for identity in identities],
+        "settings": {name: getattr(settings, name) for name in names} | {"out": str(settings.out)},
+        "device": str(placement.device),
+        "dtype": str(placement.dtype).removeprefix("torch."),
+        "chunk_tokens": placement.chunk_tokens,
+        "memory": record.to_json(),
+    }

@@ -1,0 +1,159 @@
+"""diffusers' Wan transformer with its blocks run by the engine and its own large temporaries cut into chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
+from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
+from torch import nn
+
+from ..blocks import BlockShape, ForwardSettings, LeanBlock, TokenModulation, WeightSource
+from ..checkpoint import Checkpoint, Identity, to_diffusers_transformer
+from ..errors import InputError
+from ..quant import dequantize
+
+FLOAT32_PARTS = ("condition_embedder.time_embedder", "scale_shift_table")
+
+
+class LeanTransformer(WanTransformer3DModel):
+    """`WanTransformer3DModel` whose blocks are `LeanBlock`s; the same inputs, the same result up to rounding.
+
+    Built empty (on the meta device) by `build_transformer`; `load_rest` brings its small own weights
+    (embeddings and head, 0.23 B parameters in A14B) to a device, `release` drops them again.
+    """
+
+    before_forward: Callable[[LeanTransformer], None] | None = None
+    """Called at the start of each forward: where the expert that is about to run is brought in."""
+
+    def attach(self, source: WeightSource, shape: BlockShape, settings: ForwardSettings) -> None:
+        """Replace the blocks by lean ones over `source`."""
+        count = len(self.blocks)
+        self.blocks = nn.ModuleList([LeanBlock(index, source, shape, settings) for index in range(count)])
+
+    def load_rest(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+        """Bring all weights outside the blocks to `device`: linears in `dtype`, time embedding and tables float32."""
+        state: dict[str, torch.Tensor] = {}
+        for name in checkpoint.tensors:
+            if not name.startswith("blocks."):
+                target = to_diffusers_transformer(name)
+                wide = target.startswith(FLOAT32_PARTS)
+                stored = checkpoint.load(name).to(device)
+                state[target] = dequantize(stored, torch.float32 if wide else dtype)
+        self.load_state_dict(state, strict=True, assign=True)
+        self.rope.to(device)
+
+    def release(self) -> None:
+        """Give the memory of the weights outside the blocks back."""
+        rope = self.rope.to("cpu")
+        self.to("meta")
+        self.rope = rope
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        hidden_states: torch.Tensor,
+        timestep: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        encoder_hidden_states_image: torch.Tensor | None = None,
+        return_dict: bool = True,
+        attention_kwargs: dict[str, Any] | None = None,
+    ) -> Transformer2DModelOutput | tuple[torch.Tensor]:
+        """As `WanTransformer3DModel.forward`.
+
+        Args:
+            hidden_states: (B, C, T, H, W) latents. timestep: (B,), or (B, N) when tokens differ (TI2V-5B).
+            encoder_hidden_states: (B, 512, text_dim).
+        Memory: see `wanfit.blocks.block_forward`; outside the blocks one chunk.
+        Source: diffusers models/transformers/transformer_wan.py@0.42.1, Apache-2.0.
+        """
+        if attention_kwargs:
+            raise InputError(
+                "tensor_mismatch", "denoise", f"attention_kwargs {sorted(attention_kwargs)} are not supported"
+            )
+        if self.before_forward is not None:
+            self.before_forward(self)
+        batch, _, frames, height, width = hidden_states.shape
+        step_t, step_h, step_w = self.config.patch_size
+        grid = (frames // step_t, height // step_h, width // step_w)
+        rotary = self.rope(hidden_states)
+        tokens = self.patch_embedding(hidden_states).flatten(2).transpose(1, 2).contiguous()
+
+        timesteps, lengths = _runs(timestep, tokens.shape[1])
+        temb, projected, context, image_context = self.condition_embedder(
+            timesteps.flatten(), encoder_hidden_states, encoder_hidden_states_image
+        )
+        temb = temb.unflatten(0, timesteps.shape)
+        rows = projected.unflatten(0, timesteps.shape).unflatten(2, (6, -1))
+        if image_context is not None:
+            context = torch.cat([image_context, context], dim=1)
+        modulation = TokenModulation(rows, lengths)
+        for block in self.blocks:
+            tokens = block(tokens, context, modulation, rotary)
+
+        patches = self._head(tokens, temb, lengths)
+        patches = patches.reshape(batch, *grid, step_t, step_h, step_w, -1).permute(0, 7, 1, 4, 2, 5, 3, 6)
+        output = patches.flatten(6, 7).flatten(4, 5).flatten(2, 3)
+        return Transformer2DModelOutput(sample=output) if return_dict else (output,)
+
+    def _head(self, tokens: torch.Tensor, temb: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+        """Output norm, modulation and projection, a chunk at a time: (B, N, dim) -> (B, N, out x patch)."""
+        shift, scale = (self.scale_shift_table.unsqueeze(0) + temb.unsqueeze(2)).unbind(dim=2)
+        batch, count, _ = tokens.shape
+        output = tokens.new_empty(batch, count, self.proj_out.out_features)
+        chunk = self.blocks[0].settings.chunk_tokens
+        start = 0
+        for run, length in enumerate(lengths):
+            for part in range(start, start + length, chunk):
+                piece = slice(part, min(part + chunk, start + length))
+                normed = self.norm_out(tokens[:, piece].float())
+                normed = normed * (1 + scale[:, run : run + 1]) + shift[:, run : run + 1]
+                output[:, piece] = self.proj_out(normed.type_as(tokens))
+            start += length
+        return output
+
+
+def _runs(timestep: torch.Tensor, tokens: int) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Timesteps (B, R) that are constant over runs of tokens, and the runs' lengths."""
+    if timestep.ndim == 1:
+        return timestep.unsqueeze(1), (tokens,)
+    changes = (timestep[:, 1:] != timestep[:, :-1]).any(dim=0).nonzero().flatten() + 1
+    starts = [0, *changes.tolist()]
+    lengths = tuple(stop - start for start, stop in zip(starts, [*starts[1:], timestep.shape[1]], strict=True))
+    return timestep[:, starts], lengths
+
+
+def transformer_config(identity: Identity) -> dict[str, Any]:
+    """The diffusers configuration of an identified transformer."""
+    image = identity.image_dim is not None
+    return {
+        "num_attention_heads": identity.num_heads,
+        "attention_head_dim": identity.dim // identity.num_heads,
+        "in_channels": identity.in_channels,
+        "out_channels": identity.out_channels,
+        "text_dim": identity.text_dim,
+        "ffn_dim": identity.ffn_dim,
+        "num_layers": identity.num_layers,
+        "image_dim": identity.image_dim,
+        "added_kv_proj_dim": identity.dim if image else None,
+        "pos_embed_seq_len": 514 if identity.variant.startswith("flf2v") else None,
+    }
+
+
+def build_transformer(
+    checkpoint: Checkpoint, source: WeightSource, settings: ForwardSettings, dtype: torch.dtype
+) -> LeanTransformer:
+    """The transformer of a checkpoint, empty but for its position table; call `load_rest` before its forward.
+
+    Memory: none to speak of.
+    """
+    identity = checkpoint.identity
+    with init_empty_weights():
+        model = LeanTransformer(**transformer_config(identity))
+    image_tokens = None if identity.image_dim is not None else 0
+    shape = BlockShape(identity.dim, identity.num_heads, identity.ffn_dim, image_tokens=image_tokens)
+    model.attach(source, shape, settings)
+    model.patch_embedding.to(dtype)
+    return model.eval().requires_grad_(False)
