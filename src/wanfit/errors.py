@@ -32,11 +32,13 @@ CODES: Mapping[str, str] = {
     "pair_mismatch": "the model files do not belong together",
     # checkpoints
     "file_missing": "the file or folder does not exist",
+    "file_unreadable": "the file cannot be opened",
     "file_unsupported": "the file type is not supported",
     "file_damaged": "the file is truncated or its header contradicts its contents",
     "model_unknown": "the file holds no model that WanFit knows",
     "model_unsupported": "the file holds a Wan variant that WanFit does not run",
     "tensors_missing": "the file lacks tensors of the model",
+    "tensors_mismatch": "tensors of the file have shapes that do not fit the model",
     "tokenizer_missing": "the text encoder file carries no tokenizer",
     # formats
     "format_unsupported": "the stored format is known and cannot be computed with",
