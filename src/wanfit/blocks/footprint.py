@@ -14,9 +14,9 @@ _FIXED = 2 * 2**20
 """Modulation rows, norm statistics, scratch of an attention kernel."""
 
 
-def chunk_bytes(shape: BlockShape, *, batch: int, tokens: int, itemsize: int) -> int:
-    """Working memory for `tokens` tokens at a time: 16 dim bytes a token, or the feed-forward's inner tensor."""
-    return batch * tokens * max(_WORK * shape.dim, itemsize * (shape.dim + shape.ffn_dim))
+def chunk_bytes(shape: BlockShape, *, batch: int, tokens: int) -> int:
+    """Working memory for `tokens` tokens at a time beside q, k and v; in any compute dtype."""
+    return _WORK * batch * tokens * shape.dim
 
 
 def activation_bytes(
@@ -37,11 +37,14 @@ def activation_bytes(
         itemsize: bytes of an element of hidden_states: 2 or 4.
     """
     stream = batch * tokens * shape.dim * itemsize
-    chunk = chunk_bytes(shape, batch=batch, tokens=min(settings.chunk_tokens, tokens), itemsize=itemsize)
+    chunk_tokens = min(settings.chunk_tokens, tokens)
+    chunk = chunk_bytes(shape, batch=batch, tokens=chunk_tokens)
     heads = settings.heads_per_call(shape, tokens)
     attention = int(_ATTENTION * batch * tokens * heads * shape.head_dim * itemsize)
     keys_values = 2 * batch * context_tokens * shape.dim * itemsize
-    context_work = chunk_bytes(shape, batch=batch, tokens=context_tokens, itemsize=itemsize)
+    context_work = chunk_bytes(shape, batch=batch, tokens=context_tokens)
+    inner = batch * chunk_tokens * (shape.dim + shape.ffn_dim) * itemsize
     self_attention = 4 * stream + max(chunk, attention)
     cross_attention = stream + keys_values + max(chunk, context_work)
-    return max(self_attention, cross_attention) + _FIXED
+    feed_forward = stream + max(chunk, inner)
+    return max(self_attention, cross_attention, feed_forward) + _FIXED
