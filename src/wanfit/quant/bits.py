@@ -12,6 +12,8 @@ import torch
 
 from ..errors import QuantError
 
+_SLICES = 8
+
 
 def unpack(packed: torch.Tensor, width: int) -> torch.Tensor:
     """Split bytes into fields of `width` bits, the lowest first: uint8 (..., n) -> (..., 8 // width, n)."""
@@ -32,7 +34,8 @@ def affine(q: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None, dt
     Args:
         q: integers, float8, or float32 that may be overwritten, (..., n).
         scale, offset: float32, broadcastable to q.
-    Memory: on CUDA the result alone (the kernels cast as they load and store); elsewhere a float32 copy of q too.
+    Memory: on CUDA the result alone, because the kernels cast as they load and store. Elsewhere torch casts whole
+        tensors first, so a fixed number of slices bounds that copy to half a byte an element.
     """
     if q.is_cuda:
         # A scale without dimensions would be rounded to the dtype of the other operand first.
@@ -43,11 +46,12 @@ def affine(q: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None, dt
         if offset is None:
             return torch.mul(q, scale, out=result)
         return torch.addcmul(offset, q, scale, out=result)
-    value = q.to(torch.float32, memory_format=torch.contiguous_format)
-    value.mul_(scale)
-    if offset is not None:
-        value.add_(offset)
-    return value.to(dtype)
+    result = torch.empty(q.shape, dtype=dtype, device=q.device)
+    factors = [q, scale.expand(q.shape)] if offset is None else [q, scale.expand(q.shape), offset.expand(q.shape)]
+    for target, *parts in zip(result.chunk(_SLICES), *(factor.chunk(_SLICES) for factor in factors), strict=True):
+        value = parts[0].to(torch.float32).mul_(parts[1])
+        target.copy_(value if offset is None else value.add_(parts[2]))
+    return result
 
 
 def pair_table(codebook: Sequence[int], device: torch.device, *, high_first: bool) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .bits import affine
-from .scales import broadcast_scale, padded_matrix, require, unblocked
+from .scales import broadcast_scale, padded_matrix, unblocked
 from .weight import StoredWeight
 
 
@@ -32,7 +32,7 @@ def mxfp8(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
     (rows, columns / 32) in the cuBLAS block order.
     """
     rows, columns = padded_matrix(weight, 32, 32)
-    exponent = unblocked(require(weight, "scale").view(torch.uint8), rows, columns // 32)
+    exponent = unblocked(weight, rows, columns // 32)
     scale = (exponent.to(torch.int32) << 23).view(torch.float32)
     value = affine(weight.data.unflatten(-1, (-1, 32)), scale.unsqueeze(-1), None, dtype).flatten(-2)
     return value[: weight.shape[0], : weight.shape[1]]

@@ -29,7 +29,7 @@ def nvfp4(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
             "Use the fp8_scaled file or a GGUF file",
         )
     rows, columns = padded_matrix(weight, 16, 8)
-    block = unblocked(require(weight, "scale").view(torch.float8_e4m3fn), rows, columns // 16)
+    block = unblocked(weight, rows, columns // 16).contiguous().view(torch.float8_e4m3fn)
     scale = block.to(torch.float32) * require(weight, "scale_2").to(torch.float32).reshape(1, 1) * 0.5
     table = pair_table(_DOUBLED_E2M1, weight.data.device, high_first=True)
     q = look_up(weight.data, table).view(rows, -1, 16)

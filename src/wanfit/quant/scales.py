@@ -23,7 +23,7 @@ def require(weight: StoredWeight, role: str) -> torch.Tensor:
 
 def broadcast_scale(weight: StoredWeight, scale: torch.Tensor) -> torch.Tensor:
     """The scale in float32, shaped to multiply the data: one number, or one for each row."""
-    if scale.numel() not in (1, weight.shape[0]):
+    if not weight.shape or scale.numel() not in (1, weight.shape[0]):
         raise damaged(f"A {weight.format} tensor of shape {weight.shape} has a scale of {tuple(scale.shape)}")
     return scale.to(torch.float32).reshape(-1, *[1] * (len(weight.shape) - 1))
 
@@ -39,13 +39,14 @@ def padded_matrix(weight: StoredWeight, block: int, block_bytes: int) -> tuple[i
     return weight.data.shape[0], columns
 
 
-def unblocked(scale: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Block scales as (rows, columns), from cuBLAS's order: tiles of 128 x 4, in a tile 32 rows of 4 x 4.
+def unblocked(weight: StoredWeight, rows: int, columns: int) -> torch.Tensor:
+    """The bytes of `scale` as (rows, columns), from cuBLAS's order: tiles of 128 x 4, in a tile 32 rows of 4 x 4.
 
     Source: https://docs.nvidia.com/cuda/cublas/index.html#d-block-scaling-factors-layout
     """
+    scale = require(weight, "scale").view(torch.uint8)
     tall, wide = -(-rows // 128), -(-columns // 4)
     if scale.numel() != tall * 128 * wide * 4:
-        raise damaged(f"{rows} x {columns} block scales are stored as {tuple(scale.shape)}")
+        raise damaged(f"{rows} x {columns} {weight.format} block scales are stored as {tuple(scale.shape)}")
     tiles = scale.reshape(tall, wide, 32, 4, 4)
     return tiles.permute(0, 3, 2, 1, 4).reshape(tall * 128, wide * 4)[:rows, :columns]

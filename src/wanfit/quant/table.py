@@ -99,8 +99,7 @@ def dequantize(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
 
     Raises:
         QuantError: the format is not supported or not known, a scale is missing, the bytes do not match the shape.
-    Memory: besides the result (temporaries, bytes an element; tests/unit/quant/test_cost.py holds the bounds):
-        CUDA 1 to 4; CPU 4 to 5, where the result is not float32.
+    Memory: tests/unit/quant/test_cost.py holds the peak of every format, in bytes an element.
     """
     check_format(weight.format, "load")
     if 0 in weight.shape:

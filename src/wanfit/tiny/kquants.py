@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import QuantError
 
-_Floats = NDArray[np.float32]
+_Floats = NDArray[np.floating[Any]]
 _Bytes = NDArray[Any]  # uint8: numpy's annotations lose it in shifts
 _Parts = tuple[NDArray[Any], ...]
 
