@@ -1,5 +1,6 @@
 """The memory-lean forward of Wan's transformer blocks."""
 
+from .adapter import LowRank
 from .attention import ATTENTION_BACKENDS, AttentionBackend, sdpa
 from .footprint import activation_bytes, chunk_bytes
 from .forward import block_forward
@@ -13,6 +14,7 @@ __all__ = [
     "BlockShape",
     "ForwardSettings",
     "LeanBlock",
+    "LowRank",
     "TokenModulation",
     "WeightSource",
     "activation_bytes",

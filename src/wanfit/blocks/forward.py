@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from ..errors import InputError
 from ..quant.weight import StoredWeight
 from . import modulation as slots
+from .adapter import LowRank
 from .modulation import BlockModulation, TokenModulation
 from .projection import BlockWeights
 from .rope import rotate_into
@@ -26,6 +27,7 @@ def block_forward(
     modulation: torch.Tensor | TokenModulation,
     rotary_emb: tuple[torch.Tensor, torch.Tensor],
     settings: ForwardSettings,
+    adapters: Mapping[str, Sequence[LowRank]] | None = None,
 ) -> torch.Tensor:
     """Run one block of any Wan 2.1 / 2.2 transformer. No gradients.
 
@@ -35,6 +37,7 @@ def block_forward(
         context: (B, L, dim): the text tokens, behind the image tokens where the model has them.
         modulation: projected timestep: (B, 6, dim), (B, N, 6, dim) or `TokenModulation`.
         rotary_emb: (cos, sin), each (1, N, 1, head_dim), as diffusers' `WanRotaryPosEmbed` gives them.
+        adapters: LoRAs by the name of their linear: `self_attn.q`, `ffn.0` ...
 
     Raises:
         InputError: tensor_mismatch: the tensors do not fit each other or `shape`.
@@ -47,7 +50,7 @@ def block_forward(
     """
     _check(hidden_states, shape, context, rotary_emb)
     batch, tokens, _ = hidden_states.shape
-    block = BlockWeights(weights, hidden_states.dtype)
+    block = BlockWeights(weights, hidden_states.dtype, adapters)
     mod = BlockModulation(block.tensor("modulation", torch.float32), modulation, batch, tokens)
     spans = [(i, min(i + settings.chunk_tokens, tokens)) for i in range(0, tokens, settings.chunk_tokens)]
 

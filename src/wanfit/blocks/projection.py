@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ..errors import CheckpointError
 from ..quant import dequantize, linear
 from ..quant.weight import StoredWeight
+from .adapter import LowRank
 
 _FORMAT_OF = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
@@ -20,11 +21,18 @@ class BlockWeights:
     Args:
         weights: as `WeightSource.onload` gives them.
         dtype: compute dtype.
+        adapters: LoRAs by the name of their linear: `self_attn.q`, `ffn.0` ...
     """
 
-    def __init__(self, weights: Mapping[str, StoredWeight], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, StoredWeight],
+        dtype: torch.dtype,
+        adapters: Mapping[str, Sequence[LowRank]] | None = None,
+    ) -> None:
         self._weights = weights
         self._dtype = dtype
+        self._adapters = adapters or {}
 
     def _stored(self, name: str) -> StoredWeight:
         if name not in self._weights:
@@ -38,13 +46,17 @@ class BlockWeights:
         """The linear `name`, dequantised now; it holds that copy until it is dropped."""
         stored = self._stored(f"{name}.weight")
         ready = StoredWeight(_FORMAT_OF[self._dtype], stored.shape, dequantize(stored, self._dtype))
-        return Projection(ready, self.tensor(f"{name}.bias"))
+        return Projection(ready, self.tensor(f"{name}.bias"), self._adapters.get(name, ()))
 
 
 @dataclasses.dataclass(frozen=True)
 class Projection:
     weight: StoredWeight
     bias: torch.Tensor
+    adapters: Sequence[LowRank] = ()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
+        output = linear(x, self.weight, self.bias)
+        for adapter in self.adapters:
+            adapter.add_to(output, x)
+        return output
