@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from .words import FLAGS
 
 
 def add_parser(commands: Any) -> None:
@@ -17,7 +20,9 @@ def add_parser(commands: Any) -> None:
         "model's official default. The model is a folder, or its files one by one, or both (a file wins).",
     )
     model = parser.add_argument_group("model / 模型")
-    model.add_argument("--model", type=Path, metavar="DIR", help="diffusers folder, or a folder that holds each part once")
+    model.add_argument(
+        "--model", type=Path, metavar="DIR", help="diffusers folder, or a folder that holds each part once"
+    )
     model.add_argument("--high", type=Path, metavar="FILE", help="high-noise expert, or the only transformer")
     model.add_argument("--low", type=Path, metavar="FILE", help="low-noise expert")
     model.add_argument("--text-encoder", type=Path, metavar="FILE", help="UMT5-XXL")
@@ -45,17 +50,23 @@ def add_parser(commands: Any) -> None:
     place.add_argument("--dtype", default="auto", help="auto, bfloat16, float16, float32")
     place.add_argument("--vae-dtype", default="auto", help="auto, bfloat16, float16, float32")
     place.add_argument(
-        "--chunk-tokens", type=int, default=4096, help="tokens worked on at a time; less needs less memory (default: 4096)"
+        "--chunk-tokens",
+        type=int,
+        default=4096,
+        help="tokens worked on at a time; less needs less memory (default: 4096)",
     )
     output = parser.add_argument_group("output / 输出")
     output.add_argument("--out", type=Path, required=True, metavar="FILE.mp4", help="the video / 输出视频")
     output.add_argument("--report", type=Path, metavar="FILE.json", help="memory and settings of the run")
     output.add_argument("--chart", type=Path, metavar="FILE.png", help="memory over time, by stage / 内存曲线图")
     output.add_argument("--json", action="store_true", help="print the report on stdout, all else on stderr")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, words=FLAGS)
 
 
 def run(options: argparse.Namespace) -> int:
+    # Advice about optional packages of transformers that WanFit does not use.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
     from ..pipeline.files import find_model
     from ..pipeline.generate import generate
     from ..pipeline.placement import choose_placement
@@ -66,9 +77,7 @@ def run(options: argparse.Namespace) -> int:
     names += " guidance_scale guidance_scale_2 fps"
     request = Request(negative_prompt=negative, **{name: getattr(options, name) for name in names.split()})
     check_numbers(request)
-    placement = choose_placement(
-        options.device, options.dtype, options.vae_dtype, chunk_tokens=options.chunk_tokens
-    )
+    placement = choose_placement(options.device, options.dtype, options.vae_dtype, chunk_tokens=options.chunk_tokens)
     files = find_model(
         options.model,
         high=options.high,

@@ -8,6 +8,14 @@ from pathlib import Path
 from typing import Any
 
 
+WORDS = {
+    "transformer": "the first transformer",
+    "transformer_2": "the second transformer",
+    "vae": "the VAE",
+    "text_encoder": "the text encoder",
+}
+
+
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "inspect",
@@ -17,7 +25,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".safetensors, .gguf or a diffusers folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, words=WORDS)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,8 +37,7 @@ def run(options: argparse.Namespace) -> int:
             identities.append(checkpoint.identity)
     if options.json:
         listed = [
-            {"file": str(path), **identity.to_json()}
-            for path, identity in zip(options.files, identities, strict=True)
+            {"file": str(path), **identity.to_json()} for path, identity in zip(options.files, identities, strict=True)
         ]
         print(json.dumps({"files": listed}, indent=2))
     else:
@@ -41,7 +48,8 @@ def run(options: argparse.Namespace) -> int:
         for kind in ("transformer", "vae", "text_encoder")
     }
     if len(of_kind["transformer"]) == 2:
-        check_pair(*of_kind["transformer"])
+        # The order on the command line says nothing here: the one known to be the low expert comes second.
+        check_pair(*sorted(of_kind["transformer"], key=lambda identity: identity.expert == "low"))
     for transformer in of_kind["transformer"]:
         for vae in of_kind["vae"] or [None]:
             for text_encoder in of_kind["text_encoder"] or [None]:

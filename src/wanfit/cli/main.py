@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from .. import __version__
 from ..errors import WanFitError
 from . import generate, inspect, tiny
-from .words import FLAGS
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -21,7 +20,8 @@ EXIT_INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="wanfit", description="Run Wan 2.2 video models in the memory you have. 在有限内存中运行 Wan 2.2 视频模型。"
+        prog="wanfit",
+        description="Run Wan 2.2 video models in the memory you have. 在有限内存中运行 Wan 2.2 视频模型。",
     )
     parser.add_argument("--version", action="version", version=f"wanfit {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except WanFitError as error:
-        print(f"wanfit: {error.render(FLAGS)}", file=sys.stderr)
+        print(f"wanfit: {error.render(options.words)}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         print("wanfit: interrupted; no output was written", file=sys.stderr)

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from .words import FLAGS
+
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
@@ -16,11 +18,11 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write to; made when missing")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights (default: 0)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, words=FLAGS)
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..tiny import write_tiny_models
+    from ..tiny.models import write_tiny_models
 
     for path in write_tiny_models(options.out, seed=options.seed):
         print(path)

@@ -24,6 +24,8 @@ FLAGS = {
     "model": "--model",
     "high": "--high",
     "low": "--low",
+    "transformer": "--high",
+    "transformer_2": "--low",
     "text_encoder": "--text-encoder",
     "vae": "--vae",
     "tokenizer": "--tokenizer",

@@ -80,8 +80,11 @@ def _present(path: Path | None) -> Path:
 def _parts_of(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise CheckpointError("file_missing", "load", f"<model> {folder} is not a folder", "Check the path")
-    components = component_folders(folder)
-    if components:
+    try:
+        components = component_folders(folder)
+    except CheckpointError:
+        components = {}
+    if "transformer" in components:
         roles = {"transformer": "high", "transformer_2": "low"}
         return {roles.get(name, name): path for name, path in components.items()}
     parts: dict[str, list[Path]] = {}

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
+from torch import nn
 
 from .. import __version__
 from ..blocks import ForwardSettings
@@ -102,11 +103,13 @@ def generate(
 
         if settings.image is not None:
             begin("encode image")
-        vae = load_vae(vae_file, placement.vae_dtype).to(placement.device)
+        vae = load_vae(vae_file, placement.vae_dtype)
+        nn.Module.to(vae, placement.device)
         latents = _denoise(files, settings, placement, embeddings, vae, begin, variant.expand_timesteps)
 
         begin("decode and save")
-        decode_to(vae.to(placement.device), latents, writer)
+        nn.Module.to(vae, placement.device)
+        decode_to(vae, latents, writer)
         record.end()
         report = _report(files, identities, settings, placement, record)
     # The writer has renamed the file: from here on the video exists.
@@ -138,14 +141,14 @@ def _check(files: ModelFiles, vae: Identity, text_encoder: Identity) -> list[Ide
     high = identities[0]
     if len(identities) == 2:
         check_pair(*identities)
-    elif VARIANTS[high.variant].boundary_ratio is not None:
+    elif VARIANTS[high.variant].has_experts:
         raise InputError(
             "part_missing",
             "load",
             f"{files.high.name} is one of the two experts of {high.variant} and <low> is not given",
             "Give <high> and <low> one file each",
         )
-    if high.image_dim is not None:
+    if high.image_dim:
         raise InputError(
             "model_unsupported",
             "load",
@@ -190,7 +193,7 @@ def _denoise(
     """Run the pipeline's loop; returns latents (1, C, T, h, w) float32, normalised as the transformer sees them."""
 
     def on_switch(name: str) -> None:
-        vae.to("cpu")
+        nn.Module.to(vae, "cpu")
         empty_device_cache(placement.device)
         begin(f"denoise {name}".strip())
 
@@ -214,7 +217,9 @@ def _denoise(
     try:
         experts.open()
         pipeline = make_pipeline(settings, experts, vae, expand_timesteps)
-        inputs: dict[str, Any] = {} if settings.image is None else {"image": settings.image}
+        inputs: dict[str, Any] = {"callback_on_step_end": check_latents}
+        if settings.image is not None:
+            inputs["image"] = settings.image
         if settings.last_image is not None:
             inputs["last_image"] = settings.last_image
         if settings.boundary_ratio is not None:
@@ -228,7 +233,6 @@ def _denoise(
             num_inference_steps=settings.steps,
             guidance_scale=settings.guidance_scale,
             generator=torch.Generator("cpu").manual_seed(settings.seed),
-            callback_on_step_end=check_latents,
             output_type="latent",
             **inputs,
         )

@@ -16,6 +16,7 @@ from ..checkpoint import Checkpoint, Identity, to_diffusers_transformer
 from ..errors import InputError
 from ..quant import dequantize
 
+PATCH = (1, 2, 2)
 FLOAT32_PARTS = ("condition_embedder.time_embedder", "scale_shift_table")
 
 
@@ -26,11 +27,13 @@ class LeanTransformer(WanTransformer3DModel):
     (embeddings and head, 0.23 B parameters in A14B) to a device, `release` drops them again.
     """
 
+    chunk_tokens: int
     before_forward: Callable[[LeanTransformer], None] | None = None
     """Called at the start of each forward: where the expert that is about to run is brought in."""
 
     def attach(self, source: WeightSource, shape: BlockShape, settings: ForwardSettings) -> None:
         """Replace the blocks by lean ones over `source`."""
+        self.chunk_tokens = settings.chunk_tokens
         count = len(self.blocks)
         self.blocks = nn.ModuleList([LeanBlock(index, source, shape, settings) for index in range(count)])
 
@@ -48,9 +51,9 @@ class LeanTransformer(WanTransformer3DModel):
 
     def release(self) -> None:
         """Give the memory of the weights outside the blocks back."""
-        rope = self.rope.to("cpu")
-        self.to("meta")
-        self.rope = rope
+        rope = self._modules.pop("rope")
+        nn.Module.to(self, "meta")
+        self.add_module("rope", rope)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -76,7 +79,7 @@ class LeanTransformer(WanTransformer3DModel):
         if self.before_forward is not None:
             self.before_forward(self)
         batch, _, frames, height, width = hidden_states.shape
-        step_t, step_h, step_w = self.config.patch_size
+        step_t, step_h, step_w = PATCH
         grid = (frames // step_t, height // step_h, width // step_w)
         rotary = self.rope(hidden_states)
         tokens = self.patch_embedding(hidden_states).flatten(2).transpose(1, 2).contiguous()
@@ -102,12 +105,11 @@ class LeanTransformer(WanTransformer3DModel):
         """Output norm, modulation and projection, a chunk at a time: (B, N, dim) -> (B, N, out x patch)."""
         shift, scale = (self.scale_shift_table.unsqueeze(0) + temb.unsqueeze(2)).unbind(dim=2)
         batch, count, _ = tokens.shape
-        output = tokens.new_empty(batch, count, self.proj_out.out_features)
-        chunk = self.blocks[0].settings.chunk_tokens
+        output = tokens.new_empty(batch, count, len(self.proj_out.bias))
         start = 0
         for run, length in enumerate(lengths):
-            for part in range(start, start + length, chunk):
-                piece = slice(part, min(part + chunk, start + length))
+            for part in range(start, start + length, self.chunk_tokens):
+                piece = slice(part, min(part + self.chunk_tokens, start + length))
                 normed = self.norm_out(tokens[:, piece].float())
                 normed = normed * (1 + scale[:, run : run + 1]) + shift[:, run : run + 1]
                 output[:, piece] = self.proj_out(normed.type_as(tokens))
@@ -127,7 +129,7 @@ def _runs(timestep: torch.Tensor, tokens: int) -> tuple[torch.Tensor, tuple[int,
 
 def transformer_config(identity: Identity) -> dict[str, Any]:
     """The diffusers configuration of an identified transformer."""
-    image = identity.image_dim is not None
+    image = identity.image_dim or None
     return {
         "num_attention_heads": identity.num_heads,
         "attention_head_dim": identity.dim // identity.num_heads,
@@ -136,7 +138,7 @@ def transformer_config(identity: Identity) -> dict[str, Any]:
         "text_dim": identity.text_dim,
         "ffn_dim": identity.ffn_dim,
         "num_layers": identity.num_layers,
-        "image_dim": identity.image_dim,
+        "image_dim": image,
         "added_kv_proj_dim": identity.dim if image else None,
         "pos_embed_seq_len": 514 if identity.variant.startswith("flf2v") else None,
     }
@@ -152,7 +154,7 @@ def build_transformer(
     identity = checkpoint.identity
     with init_empty_weights():
         model = LeanTransformer(**transformer_config(identity))
-    image_tokens = None if identity.image_dim is not None else 0
+    image_tokens = None if identity.image_dim else 0
     shape = BlockShape(identity.dim, identity.num_heads, identity.ffn_dim, image_tokens=image_tokens)
     model.attach(source, shape, settings)
     model.patch_embedding.to(dtype)

@@ -55,9 +55,7 @@ class VideoWriter:
                 "Create it first",
             )
         if self.path.is_dir():
-            raise OutputError(
-                "output_unwritable", "input", f"<out> {self.path} is a folder", "Give the name of a file"
-            )
+            raise OutputError("output_unwritable", "input", f"<out> {self.path} is a folder", "Give the name of a file")
         needed = int(self.width * self.height * self.num_frames * BYTES_PER_PIXEL)
         free = shutil.disk_usage(folder).free
         if free < needed:
@@ -118,7 +116,6 @@ class VideoWriter:
         return OutputError(
             "output_unwritable",
             stage,
-            f"{self.path} cannot be written after {self.frames_written} of {self.num_frames} frames: "
-            f"{reason}",
+            f"{self.path} cannot be written after {self.frames_written} of {self.num_frames} frames: {reason}",
             "Check the folder's permissions and free space, or give another <out>",
         )
