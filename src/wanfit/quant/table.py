@@ -128,7 +128,8 @@ def gather_rows(weight: StoredWeight, index: torch.Tensor, dtype: torch.dtype) -
     if not len(rows):
         return torch.empty(shape, dtype=dtype, device=weight.data.device)
     # float8 has no index_select on every device: select its bytes
-    data = weight.data.view(torch.uint8).index_select(0, rows).view(weight.data.dtype)
+    raw = weight.data.view(torch.uint8) if weight.data.element_size() == 1 else weight.data
+    data = raw.index_select(0, rows).view(weight.data.dtype)
     params = {
         role: tensor.reshape(-1).index_select(0, rows) if tensor.numel() == weight.shape[0] > 1 else tensor
         for role, tensor in weight.params.items()
