@@ -46,6 +46,8 @@ CODES: Mapping[str, str] = {
     # blocks
     "tensor_mismatch": "the tensors handed to a transformer block do not fit it or each other",
     "attention_unavailable": "no memory-saving attention kernel takes the tensors on this card",
+    # a host's patches
+    "patch_unsupported": "another node or program asks for a change of the model that WanFit cannot make",
     # tiling, budget, output
     "tile_invalid": "the tile grid cannot give the exact result",
     "latent_invalid": "the latent does not fit the VAE",
