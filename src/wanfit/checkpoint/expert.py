@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -44,7 +45,7 @@ def expert_of(path: Path, metadata: Mapping[str, object]) -> tuple[str, str]:
 def expert_in(text: str) -> str:
     """The expert that a name speaks of: "high", "low" or "" when it names none or both."""
     words = [word.lower() for word in _WORD.findall(text)]
-    pairs = list(zip(words, [*words[1:], ""], strict=True))
+    pairs = [*pairwise([*words, ""])]
     certain = {
         expert
         for word, following in pairs

@@ -78,8 +78,10 @@ def recognise(path: Path, names: Collection[str], architecture: object) -> Recog
             f"{path} is a LoRA, not a model: it holds tensors such as {next(n for n in own if _LORA.search(n))}",
             "Give it as a LoRA, and a Wan transformer as the model",
         )
+    # An all-in-one checkpoint is opened for its transformer, which has the first prefix.
+    all_in_one = any(n.startswith(PREFIXES[0]) for n in own)
     convention, prefix = max(
-        ((c, p) for p in PREFIXES for c in conventions()),
+        ((c, p) for p in PREFIXES[: 1 if all_in_one else None] for c in conventions()),
         key=lambda pair: pair[0].count(n.removeprefix(pair[1]) for n in own if n.startswith(pair[1])),
     )
     inside = [n for n in own if n.startswith(prefix)]

@@ -44,7 +44,7 @@ def write_gguf(
     file_type: str = "Q4_K_M",
     *,
     bf16_source: bool = False,
-    architecture: str | None = "wan",
+    architecture: str = "wan",
     flat_patch_embedding: bool = False,
     patch_embedding: bool = True,
     name: str = "",
@@ -56,15 +56,13 @@ def write_gguf(
         file_type: key of `FILE_TYPES`: the base type; single tensors differ.
         bf16_source: what is not quantised comes from a bf16 model (1-D and modulation F32, matrices BF16)
             instead of an fp16 one (all F16).
-        architecture: `general.architecture`; some converters write pig, cow or nothing.
+        architecture: `general.architecture`; some converters write pig, cow or nothing (empty).
         flat_patch_embedding: stored as a matrix, with `comfy.gguf.orig_shape.patch_embedding.weight`.
         patch_embedding: False leaves it out, as raw quantisations do before the 5-D fix.
         name: `general.name`; empty for none, as in the published files.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(path, architecture or "")
-    if architecture is None:
-        del writer.kv_data[0]["general.architecture"]
+    writer = gguf.GGUFWriter(path, architecture)  # writes no key for an empty one
     writer.add_quantization_version(2)
     writer.add_file_type(FILE_TYPES[file_type][0])
     if name:
