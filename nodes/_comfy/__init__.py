@@ -1,0 +1,1 @@
+"""The only place that imports ComfyUI: its model objects, memory management, folders and server."""
