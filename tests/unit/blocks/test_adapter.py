@@ -24,12 +24,12 @@ def test_side_path_equals_merged_weights() -> None:
         adapters[name] = [low, second]
         delta = sum(a.scale * (a.up @ a.down) for a in adapters[name])
         merged[f"{name}.weight"] = dataclasses.replace(stored, data=stored.data + delta)
-    inputs = dict(
-        context=torch.randn(2, TEXT_TOKENS, shape.dim),
-        modulation=torch.randn(2, 6, shape.dim) / 4,
-        rotary_emb=model.rope(torch.empty(2, 16, 2, 6, 10)),
-        settings=ForwardSettings(chunk_tokens=7),
-    )
+    inputs = {
+        "context": torch.randn(2, TEXT_TOKENS, shape.dim),
+        "modulation": torch.randn(2, 6, shape.dim) / 4,
+        "rotary_emb": model.rope(torch.empty(2, 16, 2, 6, 10)),
+        "settings": ForwardSettings(chunk_tokens=7),
+    }
     hidden = torch.randn(2, 30, shape.dim)
     plain = block_forward(hidden.clone(), weights, shape, **inputs)
     expected = block_forward(hidden.clone(), merged, shape, **inputs)
