@@ -58,8 +58,9 @@ def _random_weights(shape: TinyShape, seed: int) -> Iterator[tuple[str, torch.Te
     yield "shared.weight", normal(1.0, shape.vocab_rows, shape.d_model)
     for index in range(shape.num_layers):
         block = f"encoder.block.{index}.layer"
-        for name in "qkv":
-            yield f"{block}.0.SelfAttention.{name}.weight", normal(shape.d_model**-0.5, inner, shape.d_model)
+        # UMT5 does not scale its scores: a small q keeps random attention from picking one token by rounding errors.
+        for name, std in (("q", shape.d_kv**-0.5), ("k", 1.0), ("v", 1.0)):
+            yield f"{block}.0.SelfAttention.{name}.weight", normal(std * shape.d_model**-0.5, inner, shape.d_model)
         yield f"{block}.0.SelfAttention.o.weight", normal(inner**-0.5, shape.d_model, inner)
         yield f"{block}.0.SelfAttention.relative_attention_bias.weight", normal(1, shape.buckets, shape.num_heads)
         yield f"{block}.0.layer_norm.weight", 1 + normal(0.1, shape.d_model)

@@ -54,7 +54,8 @@ class TextEncoder:
             ids: (B, L), int64, on the CPU.
             attention_mask: (B, L), 1 for ids that count and 0 for padding.
 
-        Memory: with `stream`, one linear as stored and dequantised, and the activations (under 0.3 GiB at L 512).
+        Memory: with `stream`, one linear as stored and dequantised, and the activations: 0.46 GiB at the peak for
+            UMT5-xxl in scaled fp8, B 2, L 512, bfloat16 (measured on an H200); 0.21 GiB at L 100.
         """
         run_on = self.device if self.placement == "stream" else torch.device("cpu")
         hidden = self.module.shared(ids).to(run_on)
@@ -146,7 +147,8 @@ def _fill(module: UMT5EncoderModel, checkpoint: Checkpoint, dtype: torch.dtype) 
             linear = QuantLinear(checkpoint.load(f"{name}.weight"))
             if dtype is torch.float16 and name.endswith(".wo"):
                 linear.register_forward_pre_hook(_to_float32)
-            module.set_submodule(name, linear)
+            parent, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(parent), leaf, linear)
         elif dict(child.named_parameters(recurse=False)):
             small = dequantize(checkpoint.load(f"{name}.weight"), dtype)
             child.weight = nn.Parameter(small, requires_grad=False)
