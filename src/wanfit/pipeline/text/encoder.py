@@ -6,6 +6,7 @@ import gc
 from typing import Any, Literal
 
 import torch
+from accelerate import cpu_offload
 from torch import nn
 from transformers import UMT5Config, UMT5EncoderModel
 
@@ -160,7 +161,5 @@ def _to_float32(_: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor
 
 def _stream(module: UMT5EncoderModel, device: torch.device) -> None:
     """Let accelerate bring each part of the blocks to `device` when it runs, and drop it afterwards."""
-    from accelerate import cpu_offload
-
     for part in (*module.encoder.block, module.encoder.final_layer_norm):
         cpu_offload(part, execution_device=device, offload_buffers=True)
