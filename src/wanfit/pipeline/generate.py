@@ -17,25 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from torch import nn
 
 from .. import __version__
-from ..blocks import ForwardSettings
 from ..checkpoint import VARIANTS, Identity, check_pair, check_parts, open_checkpoint
-from ..errors import InputError, OutputError, WanFitError
+from ..errors import InputError, OutputError
 from ..memory.chart import draw
 from ..memory.purge import empty_device_cache
 from ..memory.record import MemoryRecord
 from .decode import decode_to
-from .experts import Experts
+from .denoise import denoise
 from .files import ModelFiles
 from .placement import Placement
 from .request import Request, Settings, settle
 from .text import encode_prompts, load_text_encoder, load_tokenizer, prompt_ids
 from .vae import load_vae
 from .video import VideoWriter
-from .wan import make_pipeline
 
 PACKAGES = ("torch", "diffusers", "transformers", "accelerate", "safetensors", "gguf")
 
@@ -105,7 +102,7 @@ def generate(
             begin("encode image")
         vae = load_vae(vae_file, placement.vae_dtype)
         nn.Module.to(vae, placement.device)
-        latents = _denoise(files, settings, placement, embeddings, vae, begin, variant.expand_timesteps)
+        latents = denoise(files, settings, placement, embeddings, vae, begin, variant.expand_timesteps)
 
         begin("decode and save")
         nn.Module.to(vae, placement.device)
@@ -179,66 +176,6 @@ def _announce(
         f"{settings.sampler} shift {settings.shift}, seed {settings.seed}, on {placement.device} in "
         f"{str(placement.dtype).removeprefix('torch.')}"
     )
-
-
-def _denoise(
-    files: ModelFiles,
-    settings: Settings,
-    placement: Placement,
-    embeddings: torch.Tensor,
-    vae: AutoencoderKLWan,
-    begin: Callable[[str], None],
-    expand_timesteps: bool,
-) -> torch.Tensor:
-    """Run the pipeline's loop; returns latents (1, C, T, h, w) float32, normalised as the transformer sees them."""
-
-    def on_switch(name: str) -> None:
-        nn.Module.to(vae, "cpu")
-        empty_device_cache(placement.device)
-        begin(f"denoise {name}".strip())
-
-    def check_latents(_: Any, step: int, __: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        if not bool(torch.isfinite(tensors["latents"]).all()):
-            raise WanFitError(
-                "nan_in_latents",
-                "denoise",
-                f"the latents became NaN or infinite in step {step + 1} of {settings.steps}",
-                f"Try another <dtype> than {str(placement.dtype).removeprefix('torch.')}, or another model file",
-            )
-        return tensors
-
-    experts = Experts(
-        [("", files.high)] if files.low is None else [("high", files.high), ("low", files.low)],
-        ForwardSettings(chunk_tokens=placement.chunk_tokens),
-        placement.device,
-        placement.dtype,
-        on_switch,
-    )
-    try:
-        experts.open()
-        pipeline = make_pipeline(settings, experts, vae, expand_timesteps)
-        inputs: dict[str, Any] = {"callback_on_step_end": check_latents}
-        if settings.image is not None:
-            inputs["image"] = settings.image
-        if settings.last_image is not None:
-            inputs["last_image"] = settings.last_image
-        if settings.boundary_ratio is not None:
-            inputs["guidance_scale_2"] = settings.guidance_scale_2
-        output: Any = pipeline(
-            prompt_embeds=embeddings[:1],
-            negative_prompt_embeds=embeddings[1:] if len(embeddings) == 2 else None,
-            width=settings.width,
-            height=settings.height,
-            num_frames=settings.num_frames,
-            num_inference_steps=settings.steps,
-            guidance_scale=settings.guidance_scale,
-            generator=torch.Generator("cpu").manual_seed(settings.seed),
-            output_type="latent",
-            **inputs,
-        )
-        return output.frames
-    finally:
-        experts.close()
 
 
 def _report(

@@ -123,14 +123,21 @@ def check_size(width: int, height: int, multiple: int) -> None:
     for name, value in (("width", width), ("height", height)):
         if not 1 <= value <= largest:
             raise InputError("size_invalid", "input", f"<{name}> is {value}", f"Use {multiple} to {largest}")
-    if width % multiple or height % multiple:
-        nearest = (max(multiple, round(value / multiple) * multiple) for value in (width, height))
+    wrong = {name: value for name, value in (("width", width), ("height", height)) if value % multiple}
+    if wrong:
+        ways = (f"<{name}> {_two_nearest(value, multiple)}" for name, value in wrong.items())
         raise InputError(
             "size_invalid",
             "input",
-            f"{width}x{height} is not a multiple of {multiple} on both sides, which this model needs",
-            "The nearest valid size is {}x{}".format(*nearest),
+            f"{width}x{height}: {' and '.join(f'<{name}> {value}' for name, value in wrong.items())} must be a "
+            f"multiple of {multiple} for this model",
+            f"Use {', '.join(ways)}",
         )
+
+
+def _two_nearest(value: int, multiple: int) -> str:
+    lower = value // multiple * multiple
+    return f"{lower} or {lower + multiple}" if lower else str(multiple)
 
 
 def default_size(variant: Variant) -> tuple[int, int]:

@@ -18,10 +18,10 @@ def load_vae(checkpoint: Checkpoint, dtype: torch.dtype) -> AutoencoderKLWan:
     """
     variant = checkpoint.identity.variant
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    widths = {"base_dim": shapes["encoder.conv1.weight"][0]}
-    decoder = shapes["decoder.head.0.gamma"][0]
-    if decoder != widths["base_dim"]:
-        widths["decoder_base_dim"] = decoder
+    widths = {
+        "base_dim": shapes["encoder.conv1.weight"][0],
+        "decoder_base_dim": shapes["decoder.head.0.gamma"][0],
+    }
     with init_empty_weights():
         vae = AutoencoderKLWan(**diffusers_config(variant, **widths))
     state = {to_diffusers_vae(name, variant): dequantize(checkpoint.load(name), dtype) for name in checkpoint.tensors}

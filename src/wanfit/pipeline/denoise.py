@@ -1,0 +1,87 @@
+"""Noise to latents: diffusers' loop over the experts, of which one at a time holds memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
+from torch import nn
+
+from ..blocks import ForwardSettings
+from ..errors import WanFitError
+from ..memory.purge import empty_device_cache
+from .experts import Experts
+from .files import ModelFiles
+from .placement import Placement
+from .request import Settings
+from .wan import make_pipeline
+
+
+def denoise(
+    files: ModelFiles,
+    settings: Settings,
+    placement: Placement,
+    embeddings: torch.Tensor,
+    vae: AutoencoderKLWan,
+    begin: Callable[[str], None],
+    expand_timesteps: bool,
+) -> torch.Tensor:
+    """Run the pipeline's loop over both experts.
+
+    Args:
+        embeddings: (1 or 2, 512, text_dim): the prompt and, with guidance, the negative prompt.
+        vae: on the device; encodes the image, then goes to the CPU.
+        begin: called with the name of each stage before it begins.
+    Returns: latents (1, C, T, h, w) float32, normalised as the transformer sees them.
+    Raises: WanFitError nan_in_latents.
+    """
+
+    def on_switch(name: str) -> None:
+        nn.Module.to(vae, "cpu")
+        empty_device_cache(placement.device)
+        begin(f"denoise {name}".strip())
+
+    def check_latents(_: Any, step: int, __: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if not bool(torch.isfinite(tensors["latents"]).all()):
+            raise WanFitError(
+                "nan_in_latents",
+                "denoise",
+                f"the latents became NaN or infinite in step {step + 1} of {settings.steps}",
+                f"Try another <dtype> than {str(placement.dtype).removeprefix('torch.')}, or another model file",
+            )
+        return tensors
+
+    experts = Experts(
+        [("", files.high)] if files.low is None else [("high", files.high), ("low", files.low)],
+        ForwardSettings(chunk_tokens=placement.chunk_tokens),
+        placement.device,
+        placement.dtype,
+        on_switch,
+    )
+    try:
+        experts.open()
+        pipeline = make_pipeline(settings, experts, vae, expand_timesteps)
+        inputs: dict[str, Any] = {"callback_on_step_end": check_latents}
+        if settings.image is not None:
+            inputs["image"] = settings.image
+        if settings.last_image is not None:
+            inputs["last_image"] = settings.last_image
+        if settings.boundary_ratio is not None:
+            inputs["guidance_scale_2"] = settings.guidance_scale_2
+        output: Any = pipeline(
+            prompt_embeds=embeddings[:1],
+            negative_prompt_embeds=embeddings[1:] if len(embeddings) == 2 else None,
+            width=settings.width,
+            height=settings.height,
+            num_frames=settings.num_frames,
+            num_inference_steps=settings.steps,
+            guidance_scale=settings.guidance_scale,
+            generator=torch.Generator("cpu").manual_seed(settings.seed),
+            output_type="latent",
+            **inputs,
+        )
+        return output.frames
+    finally:
+        experts.close()

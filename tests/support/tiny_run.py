@@ -1,0 +1,48 @@
+"""A tiny model on disk and one denoising run over it, shared by the pipeline and command-line tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from wanfit.checkpoint import VARIANTS, open_checkpoint
+from wanfit.pipeline.denoise import denoise
+from wanfit.pipeline.files import ModelFiles
+from wanfit.pipeline.placement import Placement, choose_placement
+from wanfit.pipeline.request import Request, Settings, settle
+from wanfit.pipeline.vae import load_vae
+
+SIZE = {"width": 64, "height": 48, "num_frames": 5, "steps": 3}
+
+
+def settings_for(files: ModelFiles, out: Path, **changes: Any) -> Settings:
+    with open_checkpoint(files.high) as checkpoint:
+        identity = checkpoint.identity
+    return settle(Request(prompt="a boat", out=out, **(SIZE | changes)), identity, VARIANTS[identity.variant])
+
+
+def placement_on_cpu(**changes: Any) -> Placement:
+    return choose_placement("cpu", **changes)
+
+
+def context(settings: Settings, text_dim: int = 4096, seed: int = 5) -> torch.Tensor:
+    """Text embeddings as an encoder gives them: 512 places, zeros behind the prompt."""
+    rows = 2 if settings.uses_guidance else 1
+    embeddings = torch.zeros(rows, 512, text_dim)
+    embeddings[:, :7] = torch.randn(rows, 7, text_dim, generator=torch.Generator().manual_seed(seed))
+    return embeddings
+
+
+def latents_of(files: ModelFiles, settings: Settings, placement: Placement, stages: list[str] | None = None) -> Any:
+    """The latents of one run, on the CPU."""
+    with open_checkpoint(files.high) as checkpoint:
+        expand = VARIANTS[checkpoint.identity.variant].expand_timesteps
+    with open_checkpoint(files.vae) as checkpoint:
+        vae = load_vae(checkpoint, placement.vae_dtype)
+    seen = stages if stages is not None else []
+    return denoise(files, settings, placement, context(settings), vae, seen.append, expand)
+
+
+def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((value.double() - reference.double()).norm() / reference.double().norm())
