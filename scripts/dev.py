@@ -74,13 +74,26 @@ def bench(options: argparse.Namespace, rest: list[str]) -> None:
     run(PYTHON, script, *rest)
 
 
-def demo(options: argparse.Namespace, rest: list[str]) -> None:
-    command = ["--out", options.out]
-    if options.image:
-        command += ["--image", options.image]
-    if options.prompt:
-        command += ["--prompt", options.prompt]
-    run(PYTHON, "-m", "wanfit", "demo", *command, *rest)
+def demo(options: argparse.Namespace) -> None:
+    """The main job at a tiny size: models, what they are, one video through both experts, its memory report."""
+    out = Path(options.out).resolve()
+    models = out / "models"
+    out.mkdir(parents=True, exist_ok=True)
+    wanfit = (PYTHON, "-m", "wanfit")
+    run(*wanfit, "tiny", "--out", models)
+    run(*wanfit, "inspect", *sorted(path for path in models.rglob("*") if path.is_file()))
+    image = Path(options.image).resolve() if options.image else ROOT / "assets" / "boat.jpg"
+    results = ("--out", out / "demo.mp4", "--report", out / "report.json", "--chart", out / "memory.png")
+    size = ("--width", "208", "--height", "128", "--frames", "9", "--steps", "4")
+    run(*wanfit, "generate", "--model", models, "--image", image, "--prompt", options.prompt, *size, *results)
+    print(
+        f"""
+Open {out / "demo.mp4"} and {out / "memory.png"}.
+The weights of this demo are random and untrained, so the picture is noise; what it shows is that the files are
+read, both experts run, and the memory is measured. With real weights (README, "Real weights"):
+    {PYTHON} -m wanfit generate --model FOLDER --image PICTURE --prompt TEXT --out video.mp4 --report report.json""",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -94,7 +107,7 @@ def main() -> None:
     show = commands.add_parser("demo", help="tiny models, one video, a memory report")
     show.add_argument("--out", default="demo", help="folder for the result (default: demo)")
     show.add_argument("--image", help="start image (default: the one shipped in the repository)")
-    show.add_argument("--prompt", help="what the video shows")
+    show.add_argument("--prompt", default="a sailing boat on a calm sea at sunset", help="what the video shows")
     benches = commands.add_parser("bench", help="run scripts/bench/NAME.py")
     benches.add_argument("name")
     options, rest = parser.parse_known_args()
@@ -103,8 +116,10 @@ def main() -> None:
     ensure_environment()
     if options.command == "check":
         check()
+    elif options.command == "demo":
+        demo(options)
     else:
-        {"test": test, "demo": demo, "bench": bench}[options.command](options, rest)
+        {"test": test, "bench": bench}[options.command](options, rest)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def generate(
         encoder = load_text_encoder(
             text_file,
             device=placement.device,
-            compute_dtype=torch.float32 if placement.device.type == "cpu" else placement.dtype,
+            compute_dtype=torch.float32,  # once for each run, and the same on every machine
             placement="stream" if placement.text == "stream" else "cpu",
         )
         embeddings = encode_prompts(encoder, tokenizer, list(prompts.values()), names=list(prompts))
