@@ -1,0 +1,197 @@
+"""Out of memory inside a forward: the run goes on with tighter settings and the same result."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import random
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from block_files import MemoryFile
+from torch import nn
+from wan_blocks import block_weights, relative_error, shape_of, tiny_transformer
+
+from wanfit.blocks import ForwardSettings, LeanBlock, sdpa
+from wanfit.errors import BudgetError
+from wanfit.offload import BlockStore, Ladder
+
+CPU = torch.device("cpu")
+OOM = torch.OutOfMemoryError
+
+
+class Faults:
+    """Attention that runs out of memory at chosen calls, in the middle of a block whose residual is in use."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.at: set[int] = set()
+        self.raised = 0
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        call = self.calls
+        self.calls += 1
+        if call in self.at:
+            self.raised += 1
+            raise OOM("CUDA out of memory. Tried to allocate 1.00 GiB")
+        return sdpa(q, k, v)
+
+
+class Stack(nn.Module):
+    """Four lean blocks over a store, run from a latent that the forward must leave alone."""
+
+    def __init__(self, store: BlockStore, model: nn.Module, settings: ForwardSettings) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            LeanBlock(i, store.source(), shape_of(model), settings) for i in range(len(model.blocks))
+        )
+
+    def run(self, latent: torch.Tensor, inputs: dict[str, object], settings: ForwardSettings) -> torch.Tensor:
+        tokens = latent.clone()
+        for block in self.blocks:
+            block.settings = settings
+            tokens = block(tokens, **inputs)
+        return tokens
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return tiny_transformer(num_layers=4)
+
+
+@pytest.fixture(scope="module")
+def file(model: nn.Module) -> MemoryFile:
+    return MemoryFile({i: block_weights(block) for i, block in enumerate(model.blocks)})
+
+
+@pytest.fixture(scope="module")
+def inputs(model: nn.Module) -> dict[str, object]:
+    generator = torch.Generator().manual_seed(1)
+    dim = shape_of(model).dim
+    rotary = model.rope(torch.zeros(1, 16, 2, 8, 8))
+    return {
+        "encoder_hidden_states": torch.randn(1, 512, dim, generator=generator),
+        "timestep_proj": torch.randn(1, 6, dim, generator=generator),
+        "rotary_emb": rotary,
+    }
+
+
+@pytest.fixture(scope="module")
+def latent(model: nn.Module) -> torch.Tensor:
+    return torch.randn(1, 32, shape_of(model).dim, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture
+def quick_collections() -> Iterator[None]:
+    """Collect only what a test makes: a full collection over all imported modules takes half a second."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def test_200_faults_at_random_places_leave_the_result_as_it_was(quick_collections, model, file, inputs, latent):
+    """To the last bit while the chunk stays: what goes is resident blocks. float32, one thread."""
+    chooser = random.Random(0)
+    faults = Faults()
+    settings = ForwardSettings(chunk_tokens=2**20, attention=faults)
+    with BlockStore([file], CPU, policy="resident") as store:
+        stack = Stack(store, model, settings)
+        expected = stack.run(latent, inputs, settings)
+        calls = faults.calls
+    for _ in range(100):
+        with BlockStore([file], CPU, policy="resident") as store:
+            stack = Stack(store, model, settings)
+            ladder = Ladder(settings, store)
+            before = latent.clone()
+            faults.at = {faults.calls + chooser.randrange(calls)}
+            faults.at.add(max(faults.at) + 1 + chooser.randrange(calls))
+            result = ladder.run(lambda rung: stack.run(latent, inputs, rung))  # noqa: B023
+            assert torch.equal(result, expected)
+            assert torch.equal(latent, before)
+            assert ladder.settings == settings
+            assert store.resident_count < 4
+    assert faults.raised == 200
+
+
+def test_smaller_chunks_change_the_result_by_rounding_only(model, file, inputs, latent):
+    """float32, relative error 1e-6: matrix products over other numbers of rows may add in another order."""
+    faults = Faults()
+    settings = ForwardSettings(chunk_tokens=1024, attention=faults)
+    with BlockStore([file], CPU, policy="stream") as store:
+        stack = Stack(store, model, settings)
+        expected = stack.run(latent, inputs, settings)
+        ladder = Ladder(settings, store)
+        faults.at = {faults.calls + 3, faults.calls + 6}
+        result = ladder.run(lambda rung: stack.run(latent, inputs, rung))
+        assert ladder.settings.chunk_tokens == 256
+        assert relative_error(result, expected) < 1e-6
+        assert faults.raised == 2
+
+
+def test_the_order_of_the_rungs_and_the_end(model, file):
+    told: list[str] = []
+
+    def always(settings: ForwardSettings) -> None:
+        raise OOM("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+    with BlockStore([file], CPU, policy="resident") as store:
+        ladder = Ladder(ForwardSettings(chunk_tokens=1000), store, told.append)
+        with pytest.raises(BudgetError, match="Tried to allocate") as caught:
+            ladder.run(always)
+    assert caught.value.code == "budget_exceeded"
+    assert (
+        told
+        == ladder.steps
+        == [
+            "blocks kept on the device: 4 -> 2",
+            "blocks kept on the device: 2 -> 1",
+            "blocks kept on the device: 1 -> 0",
+            "tokens in a chunk: 1000 -> 500",
+            "tokens in a chunk: 500 -> 256",
+        ]
+    )
+
+
+def test_the_rung_that_worked_is_kept_for_the_next_forward():
+    ladder = Ladder(ForwardSettings(chunk_tokens=4096))
+    failing = [True, True, False, False]
+
+    def forward(settings: ForwardSettings) -> int:
+        if failing.pop(0):
+            raise OOM("CUDA out of memory")
+        return settings.chunk_tokens
+
+    assert ladder.run(forward) == 1024
+    assert ladder.run(forward) == 1024
+
+
+def test_tensors_of_the_failed_forward_are_free_before_the_next_try():
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def forward(settings: ForwardSettings) -> None:
+        if not kept:
+            large = torch.zeros(1000)
+            kept.append(weakref.ref(large))
+            raise OOM("CUDA out of memory")
+        assert kept[0]() is None
+
+    gc.disable()
+    try:
+        Ladder(ForwardSettings(chunk_tokens=4096)).run(forward)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, ValueError])
+def test_other_errors_pass(error):
+    def forward(settings: ForwardSettings) -> None:
+        raise error
+
+    ladder = Ladder(ForwardSettings(chunk_tokens=4096))
+    with pytest.raises(error):
+        ladder.run(forward)
+    assert ladder.steps == []
+    assert dataclasses.asdict(ladder.settings)["chunk_tokens"] == 4096
