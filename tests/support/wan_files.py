@@ -10,14 +10,27 @@ import numpy as np
 import torch
 
 SIZES = {
-    "t2v-a14b": dict(dim=5120, ffn_dim=13824, num_layers=40, in_channels=16, out_channels=16),
-    "i2v-a14b": dict(dim=5120, ffn_dim=13824, num_layers=40, in_channels=36, out_channels=16),
-    "ti2v-5b": dict(dim=3072, ffn_dim=14336, num_layers=30, in_channels=48, out_channels=48),
-    "t2v-1.3b": dict(dim=1536, ffn_dim=8960, num_layers=30, in_channels=16, out_channels=16),
-    "i2v-14b": dict(dim=5120, ffn_dim=13824, num_layers=40, in_channels=36, out_channels=16, image_dim=1280),
-    "flf2v-14b": dict(
-        dim=5120, ffn_dim=13824, num_layers=40, in_channels=36, out_channels=16, image_dim=1280, image_positions=514
-    ),
+    "t2v-a14b": {"dim": 5120, "ffn_dim": 13824, "num_layers": 40, "in_channels": 16, "out_channels": 16},
+    "i2v-a14b": {"dim": 5120, "ffn_dim": 13824, "num_layers": 40, "in_channels": 36, "out_channels": 16},
+    "ti2v-5b": {"dim": 3072, "ffn_dim": 14336, "num_layers": 30, "in_channels": 48, "out_channels": 48},
+    "t2v-1.3b": {"dim": 1536, "ffn_dim": 8960, "num_layers": 30, "in_channels": 16, "out_channels": 16},
+    "i2v-14b": {
+        "dim": 5120,
+        "ffn_dim": 13824,
+        "num_layers": 40,
+        "in_channels": 36,
+        "out_channels": 16,
+        "image_dim": 1280,
+    },
+    "flf2v-14b": {
+        "dim": 5120,
+        "ffn_dim": 13824,
+        "num_layers": 40,
+        "in_channels": 36,
+        "out_channels": 16,
+        "image_dim": 1280,
+        "image_positions": 514,
+    },
 }
 """Arguments of `transformer_tensors` for the real models, without text_dim and freq_dim."""
 

@@ -37,7 +37,7 @@ _FORMATS: Mapping[str, tuple[str, tuple[str, ...], int]] = {
     "float8_e5m2": ("f8_e5m2", ("f8_e5m2", "u8"), 1),
     "int8_tensorwise": ("int8", ("int8",), 1),
     "mxfp8": ("mxfp8", ("f8_e4m3", "u8"), 1),
-    "nvfp4": ("nvfp4", ("u8", "int8", "f4"), 2),
+    "nvfp4": ("nvfp4", ("u8", "f4"), 2),
     "convrot_w4a4": ("convrot_w4a4", ("int8", "u8"), 2),
     "asym_w4a8_int8": ("asym_w4a8_int8", ("int8", "u8"), 2),
     "awq_w4a16": ("awq_w4a16", ("int8", "u8"), 2),
@@ -50,7 +50,7 @@ _SETTINGS: Mapping[str, tuple[type, str]] = {
     "quant_group_size": (int, "quant_group_size"),
     "linear_dtype": (str, "linear_dtype"),
 }
-_SCALED = ("f8_e4m3", "f8_e5m2", "int8")
+SCALED = ("f8_e4m3", "f8_e5m2", "int8")
 _MAX_CONFIG_BYTES = 65536
 
 
@@ -187,13 +187,13 @@ def _configured(raw: RawTensor, config: dict[str, Any], params: dict[str, RawTen
     if packed > 1 and raw.dtype != "f4" and shape:
         shape = (*shape[:-1], shape[-1] * packed)
     stored = StoredTensor(raw, key, shape, params, options)
-    if key in _SCALED:
+    if key in SCALED:
         _check_scales(stored, required=True)
     return stored
 
 
 def _plain(raw: RawTensor, params: dict[str, RawTensor], full_precision: bool) -> StoredTensor:
-    if params and raw.dtype not in _SCALED:
+    if params and raw.dtype not in SCALED:
         raise QuantError(
             "format_unsupported",
             "inspect",

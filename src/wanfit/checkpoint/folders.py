@@ -137,15 +137,19 @@ def _no_model(folder: Path) -> CheckpointError:
 
 
 def _read_json(path: Path) -> dict[str, object]:
-    if path.stat().st_size > _MAX_JSON_BYTES:
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_JSON_BYTES + 1)
+    except OSError as error:
         raise CheckpointError(
-            "file_damaged",
-            "inspect",
-            f"{path} has {path.stat().st_size} bytes; the limit is {_MAX_JSON_BYTES}",
-            "Download it again",
+            "file_unreadable", "inspect", f"{path} cannot be opened: {error.strerror or error}", "Check the permissions"
+        ) from error
+    if len(text) > _MAX_JSON_BYTES:
+        raise CheckpointError(
+            "file_damaged", "inspect", f"{path} has more than {_MAX_JSON_BYTES} bytes", "Download it again"
         )
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             "file_damaged", "inspect", f"{path} is not valid JSON ({str(error)[:120]})", "Download it again"

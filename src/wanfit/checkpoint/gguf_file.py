@@ -17,7 +17,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from ..errors import CheckpointError, QuantError
 from .mapped import MappedFile
-from .raw import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_TENSORS, RawFile, RawTensor, check_regions, damaged
+from .raw import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_TENSORS, RawFile, RawTensor, check_name, check_regions, damaged
 
 MAX_ARRAY = 2**21
 _STRING, _ARRAY = 8, 9
@@ -51,7 +51,7 @@ def read_gguf(file: MappedFile) -> RawFile:
     if len({name for name, *_ in entries}) != len(entries):
         raise damaged(file, "a tensor name occurs twice")
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
+    if type(alignment) is not int or not 0 < alignment <= 2**20 or alignment & (alignment - 1):
         raise damaged(file, f"general.alignment is {alignment!r}, not a power of two")
     start = -(-cursor.offset // alignment) * alignment
     tensors = [_tensor(file, metadata, start, *entry) for entry in entries]
@@ -89,10 +89,9 @@ class _Cursor:
         return self.take(self.number("Q")).decode("utf-8", "surrogateescape")
 
     def name(self) -> str:
-        try:
-            return self.take(self.number("Q")).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise damaged(self.file, f"the name before byte {self.offset} is not UTF-8") from error
+        name = self.text()
+        check_name(self.file, name)
+        return name
 
     def value(self, kind: int) -> object:
         if kind == _STRING:
@@ -163,5 +162,13 @@ def _tensor(
         if not whole or math.prod(cast("tuple[int, ...]", original)) != size:
             raise damaged(file, f"tensor {name} has {size} elements and its orig_shape says {original!r:.80}")
         shape = cast("tuple[int, ...]", original)
+        if shape[-1] % block:
+            raise QuantError(
+                "format_unsupported",
+                "inspect",
+                f"{file.path}: tensor {name} of shape {shape} is stored in {quant.name} blocks of {block}, "
+                "which do not divide its rows",
+                "Use a file that stores this tensor as F32, F16 or BF16",
+            )
     dtype = _DTYPE_NAMES.get(quant.name, quant.name.lower())
     return RawTensor(name, dtype, shape, start + offset, size // block * block_bytes, file)

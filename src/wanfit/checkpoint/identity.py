@@ -55,12 +55,6 @@ class Identity:
     nbytes: int
     parameters: int
 
-    @property
-    def title(self) -> str:
-        """For people: `Wan 2.2 I2V-A14B high noise`."""
-        title = TITLES[self.variant]
-        return f"{title} {self.expert} noise" if self.expert in ("high", "low") else title
-
     def describe(self) -> str:
         """One line for people."""
         parts = [TITLES[self.variant]]

@@ -26,12 +26,12 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.size = 0
+        self.size, data = 0, b""
         try:
             with path.open("rb") as file:
                 self.size = file.seek(0, 2)
                 if self.size:
-                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                    data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise CheckpointError(
                 "file_unreadable",
@@ -44,11 +44,11 @@ class MappedFile:
         with warnings.catch_warnings():
             # torch warns once a process that the map is not writable; StoredWeight is read-only by contract.
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            self._bytes: torch.Tensor | None = torch.frombuffer(self._map, dtype=torch.uint8)
+            self._bytes: torch.Tensor | None = torch.frombuffer(data, dtype=torch.uint8)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """A copy of a few bytes; shorter at the end of the file."""
-        return self._map[offset : offset + nbytes]
+        return self._view(offset, nbytes).numpy().tobytes()
 
     def tensor(self, offset: int, nbytes: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """A view of the map, which stays mapped as long as the view lives. It must not be written to.
@@ -58,12 +58,15 @@ class MappedFile:
         Raises:
             ValueError: after `close`.
         """
-        if self._bytes is None:
-            raise ValueError(f"{self.path} is closed")
-        data = self._bytes[offset : offset + nbytes]
+        data = self._view(offset, nbytes)
         if offset % dtype.itemsize:
             data = data.clone()
         return data.view(dtype).view(shape)
+
+    def _view(self, offset: int, nbytes: int) -> torch.Tensor:
+        if self._bytes is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._bytes[offset : offset + nbytes]
 
     def close(self) -> None:
         """Give up the map. Views handed out keep it (and, on Windows, the file) until they are gone.

@@ -12,6 +12,7 @@ MAX_HEADER_BYTES = 64 * 2**20
 """The largest real header is that of a UMT5 GGUF with its vocabulary: 6.4 MB."""
 MAX_TENSORS = 65536
 MAX_DIMENSIONS = 8
+MAX_NAME = 512
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class RawFile:
 def damaged(file: MappedFile, what: str, change: str = "Download the file again") -> CheckpointError:
     """The error for a header that contradicts itself or the file."""
     return CheckpointError("file_damaged", "inspect", f"{file.path}: {what}", change)
+
+
+def check_name(file: MappedFile, name: str) -> None:
+    """Names end up in messages and on terminals: they are short and printable, or the file is damaged."""
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise damaged(file, f"the name {name[:40]!r} of {len(name)} characters is not valid")
 
 
 def check_regions(file: MappedFile, tensors: Sequence[RawTensor], start: int, alignment: int, what: str) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import CheckpointError
 from ..quant import StoredWeight, check_format
-from .companions import StoredTensor, group
+from .companions import SCALED, StoredTensor, group
 from .folders import model_files
 from .gguf_file import read_gguf
 from .identity import Identity, identify
@@ -33,6 +33,7 @@ _TYPES: Mapping[str, torch.dtype] = {
     "i16": torch.int16,
     "int8": torch.int8,
 }
+_FLOAT8 = {"f8_e4m3": torch.float8_e4m3fn, "f8_e5m2": torch.float8_e5m2, "mxfp8": torch.float8_e4m3fn}
 _BYTE_TYPES = ("u8", "f8_e8m0", "f4", "bool")
 _PICKLES = (".pth", ".pt", ".pt2", ".ckpt", ".bin", ".pkl")
 
@@ -97,7 +98,7 @@ class Checkpoint:
         stored = self._tensors[name]
         check_format(stored.format, "load")
         params = {role: _param(stored, role, raw) for role, raw in stored.params.items()}
-        if "input_scale" in params and stored.format != "nvfp4" and float(params["input_scale"]) == 1.0:
+        if "input_scale" in params and stored.format in SCALED and float(params["input_scale"]) == 1.0:
             del params["input_scale"]  # 1.0 is how the files say that none was measured
         return StoredWeight(stored.format, stored.shape, _data(stored), params, stored.options)
 
@@ -198,8 +199,8 @@ def _info(name: str, raw: RawTensor, key: str, shape: tuple[int, ...]) -> Tensor
 
 def _data(stored: StoredTensor) -> torch.Tensor:
     raw = stored.raw
-    if stored.format in ("f8_e4m3", "f8_e5m2"):  # also when the file stores them as bytes
-        return raw.file.tensor(raw.offset, raw.nbytes, _TYPES[stored.format], stored.shape)
+    if stored.format in _FLOAT8:  # also when the file stores them as bytes
+        return raw.file.tensor(raw.offset, raw.nbytes, _FLOAT8[stored.format], stored.shape)
     if raw.dtype in _TYPES or raw.dtype in _BYTE_TYPES:
         return _view(raw)
     rows = math.prod(stored.shape[:-1])

@@ -22,9 +22,7 @@ _OTHER_COMPONENTS = (
     "conditioner.",
     "clip_vision.",
 )
-_LORA = re.compile(
-    r"(^|\.)lora_(unet|te\d?|down|up|A|B)[._]|\.(diff|diff_b|diff_m|alpha|dora_scale|lokr_w\d|hada_w\d_\w)$"
-)
+_LORA = re.compile(r"(^|\.)lora_(unet|te\d?|down|up|A|B)[._]|\.(diff|diff_b|diff_m|dora_scale|lokr_w\d|hada_w\d_\w)$")
 _WAN_VARIANTS = (
     (r"vace_", "VACE (video editing and control)"),
     (r"control_adapter\.", "Fun-Camera (camera control)"),

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard, cast
 
 from ..errors import QuantError
 from .mapped import MappedFile
-from .raw import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_TENSORS, RawFile, RawTensor, check_regions, damaged
+from .raw import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_TENSORS, RawFile, RawTensor, check_name, check_regions, damaged
 
 # dtype name -> (format key, bits)
 DTYPES: dict[str, tuple[str, int]] = {
@@ -81,6 +81,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(file: MappedFile, name: str, entry: Any, start: int) -> RawTensor:
+    check_name(file, name)
     if not isinstance(entry, dict):
         raise damaged(file, f"the entry of tensor {name} is not an object")
     fields = cast("dict[str, Any]", entry)

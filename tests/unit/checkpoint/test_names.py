@@ -13,8 +13,8 @@ TENSORS = {"t2v-a14b": 1095, "i2v-a14b": 1095, "ti2v-5b": 825, "t2v-1.3b": 825, 
 VAES = {
     "vae-2.1": ({}, (96, 96, 16, 3), 194),
     "vae-2.2": (
-        dict(base_dim=160, decoder_base_dim=256, z_dim=48, is_residual=True, in_channels=12, out_channels=12,
-             patch_size=2, scale_factor_spatial=16, latents_mean=[0.0] * 48, latents_std=[1.0] * 48),
+        {"base_dim": 160, "decoder_base_dim": 256, "z_dim": 48, "is_residual": True, "in_channels": 12, "out_channels": 12,
+             "patch_size": 2, "scale_factor_spatial": 16, "latents_mean": [0.0] * 48, "latents_std": [1.0] * 48},
         (160, 256, 48, 12),
         196,
     ),
