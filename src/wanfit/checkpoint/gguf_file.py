@@ -20,6 +20,7 @@ from .mapped import MappedFile
 from .raw import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_TENSORS, RawFile, RawTensor, check_name, check_regions, damaged
 
 MAX_ARRAY = 2**21
+_WINDOW_BYTES = 2**16
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _DTYPE_NAMES = {"I8": "int8"}
@@ -64,6 +65,7 @@ class _Cursor:
 
     def __init__(self, file: MappedFile) -> None:
         self.file, self.offset = file, 0
+        self._start, self._window = 0, b""
 
     def take(self, nbytes: int) -> bytes:
         end = self.offset + nbytes
@@ -74,7 +76,9 @@ class _Cursor:
             )
         if end > MAX_HEADER_BYTES:
             raise damaged(self.file, f"the header reaches byte {end}; the limit is {MAX_HEADER_BYTES}")
-        data = self.file.read(self.offset, nbytes)
+        if end > self._start + len(self._window):
+            self._start, self._window = self.offset, self.file.read(self.offset, max(nbytes, _WINDOW_BYTES))
+        data = self._window[self.offset - self._start : end - self._start]
         self.offset = end
         return data
 

@@ -84,7 +84,7 @@ def recognise(path: Path, names: Collection[str], architecture: object) -> Recog
     )
     inside = [n for n in own if n.startswith(prefix)]
     canonical = {n: c for n in inside if (c := convention.canonical(n.removeprefix(prefix))) is not None}
-    if len(canonical) < max(3, len(inside) // 3):
+    if len(canonical) < max(1, min(3, len(inside)), len(inside) // 3):
         raise _unknown(path, own, len(canonical), architecture)
     others = [n for n in own if n not in canonical and not (prefix and n.startswith(_OTHER_COMPONENTS))]
     if others:
@@ -135,7 +135,8 @@ def _unknown(path: Path, names: list[str], hits: int, architecture: object) -> C
         "model_unknown",
         "inspect",
         what,
-        "Give a Wan transformer, a Wan VAE or the UMT5-XXL encoder (safetensors, GGUF or a diffusers folder)",
+        shard_note(path)
+        or "Give a Wan transformer, a Wan VAE or the UMT5-XXL encoder (safetensors, GGUF or a diffusers folder)",
     )
 
 

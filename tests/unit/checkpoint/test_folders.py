@@ -12,12 +12,12 @@ from transformers import UMT5Config, UMT5EncoderModel
 from wanfit.checkpoint import component_folders, open_checkpoint, to_diffusers_transformer, to_diffusers_vae
 from wanfit.errors import CheckpointError
 from wanfit.tiny import layouts
-from wanfit.tiny.weights import transformer_weights, vae_weights
+from wanfit.tiny.models import tiny_transformer, tiny_vae
 
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, torch.Tensor]:
-    return transformer_weights(text_dim=256)
+    return tiny_transformer()
 
 
 def refused(path: Path, code: str) -> str:
@@ -76,7 +76,7 @@ def test_the_writers_of_tiny_folders(tmp_path, weights):
     checkpoint = open_checkpoint(folder)
     assert checkpoint.metadata == config
     assert all(torch.equal(checkpoint.load(name).data, tensor) for name, tensor in weights.items())
-    vae = layouts.write_diffusers_folder(tmp_path / "vae", vae_weights(), {"_class_name": "AutoencoderKLWan"})
+    vae = layouts.write_diffusers_folder(tmp_path / "vae", tiny_vae(), {"_class_name": "AutoencoderKLWan"})
     assert open_checkpoint(vae).identity.variant == "vae-2.1"
 
 

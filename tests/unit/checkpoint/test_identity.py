@@ -14,7 +14,7 @@ from wanfit.checkpoint.structure import transformer_tensors, umt5_tensors, vae_t
 from wanfit.errors import InputError
 from wanfit.tiny import layouts
 from wanfit.tiny.gguf_layout import write_gguf
-from wanfit.tiny.weights import transformer_weights, vae_weights
+from wanfit.tiny.models import tiny_transformer, tiny_vae
 
 sparse = pytest.mark.skipif(sys.platform == "win32", reason="a hole in a file takes its full size on Windows")
 
@@ -124,7 +124,7 @@ def test_old_and_new_t2v_are_told_apart_by_name_only(tmp_path):
 
 @pytest.mark.parametrize("variant", ["t2v-a14b", "i2v-a14b", "ti2v-5b", "i2v-14b", "flf2v-14b"])
 def test_tiny_models_keep_their_variant(tmp_path, variant):
-    path = layouts.write_plain(tmp_path / "wan2.2.safetensors", transformer_weights(variant, text_dim=256))
+    path = layouts.write_plain(tmp_path / "wan2.2.safetensors", tiny_transformer(variant))
     identity = open_checkpoint(path).identity
     assert (identity.variant, identity.dim, identity.num_heads) == (variant, 256, 2)
 
@@ -171,13 +171,13 @@ def test_experts_in_names(name, expert):
     ],
 )
 def test_where_the_expert_comes_from(tmp_path, path, expert, source):
-    file = layouts.write_plain(tmp_path / "x" / path, transformer_weights(text_dim=256))
+    file = layouts.write_plain(tmp_path / "x" / path, tiny_transformer())
     identity = open_checkpoint(file).identity
     assert (identity.expert, identity.expert_source) == (expert, source)
 
 
 def test_expert_from_metadata(tmp_path):
-    weights = transformer_weights(text_dim=256)
+    weights = tiny_transformer()
     path = layouts.write_plain(
         tmp_path / "a.safetensors", weights, metadata={"modelspec.title": "Wan 2.2 I2V low noise"}
     )
@@ -189,7 +189,7 @@ def test_expert_from_metadata(tmp_path):
 
 def experts(tmp_path: Path, *pairs: tuple[str, str]):
     for index, (variant, name) in enumerate(pairs):
-        weights = transformer_weights(variant, text_dim=256)
+        weights = tiny_transformer(variant)
         path = layouts.write_plain(tmp_path / str(index) / f"wan2.2_{name}.safetensors", weights)
         yield open_checkpoint(path).identity
 
@@ -229,7 +229,7 @@ def test_pairs_of_other_sizes_and_kinds(tmp_path):
     high, low = experts(tmp_path, *GOOD)
     with pytest.raises(InputError, match="40 blocks of width 5120"):
         check_pair(dataclasses.replace(high, dim=5120, num_layers=40), low)
-    vae = open_checkpoint(layouts.write_plain(tmp_path / "v.safetensors", vae_weights())).identity
+    vae = open_checkpoint(layouts.write_plain(tmp_path / "v.safetensors", tiny_vae())).identity
     with pytest.raises(InputError, match=r"transformer_2 is a Wan 2\.1 VAE"):
         check_pair(high, vae)
 

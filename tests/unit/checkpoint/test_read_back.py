@@ -13,14 +13,14 @@ from wan_files import decode_float8
 from wanfit.checkpoint import open_checkpoint
 from wanfit.quant import dequantize
 from wanfit.tiny import gguf_layout, layouts
-from wanfit.tiny.weights import transformer_weights, vae_weights
+from wanfit.tiny.models import tiny_transformer, tiny_vae
 
 LINEAR = "blocks.1.ffn.2.weight"
 
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, torch.Tensor]:
-    return transformer_weights(text_dim=256)
+    return tiny_transformer()
 
 
 def raw(path, name: str) -> torch.Tensor:
@@ -188,7 +188,7 @@ def test_gguf_original_shape(tmp_path, weights):
 @pytest.mark.parametrize("prefix", ["", "first_stage_model.", "vae."])
 @pytest.mark.parametrize("diffusers_names", [False, True])
 def test_vae(tmp_path, variant, prefix, diffusers_names):
-    weights = vae_weights(variant)
+    weights = tiny_vae(variant)
     path = layouts.write_plain(
         tmp_path / "v.safetensors", weights, dtype=torch.bfloat16, prefix=prefix, diffusers_names=diffusers_names
     )
@@ -244,7 +244,7 @@ def test_misaligned_tensors_are_read_by_copying(tmp_path, weights):
 
 def test_all_in_one_checkpoints_give_their_transformer(tmp_path, weights):
     tensors = {f"model.diffusion_model.{n}": t for n, t in weights.items()}
-    tensors |= {f"first_stage_model.{n}": t for n, t in vae_weights().items()}
+    tensors |= {f"first_stage_model.{n}": t for n, t in tiny_vae().items()}
     layouts.save_file(tensors, tmp_path / "all.safetensors")
     assert open_checkpoint(tmp_path / "all.safetensors").tensors.keys() == weights.keys()
 

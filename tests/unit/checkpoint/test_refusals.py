@@ -16,14 +16,14 @@ from wanfit.checkpoint import open_checkpoint
 from wanfit.errors import CheckpointError, QuantError, WanFitError
 from wanfit.tiny import layouts
 from wanfit.tiny.gguf_layout import write_gguf
-from wanfit.tiny.weights import transformer_weights, vae_weights
+from wanfit.tiny.models import tiny_transformer, tiny_vae
 
 LINEAR = "blocks.1.ffn.2.weight"
 
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, torch.Tensor]:
-    return transformer_weights(text_dim=256, num_layers=2)
+    return tiny_transformer()
 
 
 @pytest.fixture(scope="module")
@@ -408,7 +408,7 @@ def test_a_t5_encoder_that_is_not_umt5(tmp_path):
 
 
 def test_a_vae_of_other_channels(tmp_path):
-    weights = vae_weights("vae-2.2")
+    weights = tiny_vae("vae-2.2")
     weights["decoder.conv1.weight"] = torch.zeros(32, 40, 3, 3, 3)
     refused(save(tmp_path / "v.safetensors", weights), "tensors_mismatch")
 
