@@ -3,45 +3,77 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import comfy.model_detection
 import comfy.model_management
+import comfy.patcher_extension
 import torch
 
-from ...src.wanfit.checkpoint import Checkpoint, open_checkpoint
+from ...src.wanfit.checkpoint import Checkpoint
 from ...src.wanfit.errors import CheckpointError, InputError
 from ...src.wanfit.quant import dequantize
 from .block import EngineBlock
+from .convert import Fp8Blocks
 from .patcher import EnginePatcher
+from .placement import Placement
 from .runtime import EngineRuntime
 
 _PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_KEY = "wanfit"
 
 
-def load_model(path: Path) -> EnginePatcher:
-    """The MODEL of a transformer file. The blocks stay in the file; only the small rest is read.
+def load_models(checkpoints: Sequence[Checkpoint], *, to_fp8: bool = False) -> list[EnginePatcher]:
+    """A MODEL for each transformer; they share device and host memory. The blocks stay in their files for now.
+
+    Args:
+        to_fp8: quantise the blocks' 16- and 32-bit matrices when they are first read.
 
     Raises:
-        CheckpointError: as `open_checkpoint`, or model_unsupported when this ComfyUI knows no such model.
-        InputError: pair_mismatch when the file is no transformer.
+        InputError: pair_mismatch when a file is no transformer.
+        CheckpointError: model_unsupported when this ComfyUI knows no such model.
     """
-    checkpoint = open_checkpoint(path)
-    if checkpoint.identity.kind != "transformer":
-        raise InputError("pair_mismatch", "load", f"{path} is a {checkpoint.identity.title}", "Give a Wan transformer")
+    for checkpoint in checkpoints:
+        identity = checkpoint.identity
+        if identity.kind != "transformer":
+            raise InputError(
+                "pair_mismatch", "load", f"<transformer> is a {identity.title}", "Give a Wan transformer there"
+            )
+    placement = Placement([Fp8Blocks(c) if to_fp8 else c for c in checkpoints])
+    return [_load(checkpoint, placement, expert) for expert, checkpoint in enumerate(checkpoints)]
+
+
+def _load(checkpoint: Checkpoint, placement: Placement, expert: int) -> EnginePatcher:
     config = comfy.model_detection.model_config_from_unet(_placeholders(checkpoint), "")
-    if config is None or not hasattr(config, "set_inference_dtype"):
+    if config is None:
         raise CheckpointError(
-            "model_unsupported", "load", f"this ComfyUI does not know the model in {path}", "Update ComfyUI"
+            "model_unsupported", "load", f"this ComfyUI does not know the model in {checkpoint.path}", "Update ComfyUI"
         )
     device = comfy.model_management.get_torch_device()
     dtype = _compute_dtype(checkpoint, config, device)
     config.set_inference_dtype(dtype, None)
-    runtime = EngineRuntime(checkpoint, dtype)
+    runtime = EngineRuntime(checkpoint, placement, expert, dtype)
     model = _build(config, runtime)
     model.load_model_weights(_rest(checkpoint, dtype), "")
-    return EnginePatcher(model, load_device=device, offload_device=comfy.model_management.unet_offload_device())
+    patcher = EnginePatcher(model, load_device=device, offload_device=comfy.model_management.unet_offload_device())
+    wrappers = comfy.patcher_extension.WrappersMP
+    patcher.add_wrapper_with_key(wrappers.DIFFUSION_MODEL, _KEY, runtime.forward)
+    patcher.add_wrapper_with_key(wrappers.OUTER_SAMPLE, _KEY, _around_sampling)
+    return patcher
+
+
+def _around_sampling(executor: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Say which clone samples before ComfyUI asks for memory; give device memory back however sampling ends."""
+    patcher: EnginePatcher = executor.class_obj.model_patcher
+    runtime = patcher.runtime
+    runtime.preparing = weakref.proxy(patcher)
+    try:
+        return executor(*args, **kwargs)
+    finally:
+        runtime.preparing = None
+        runtime.release()
 
 
 def _placeholders(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
@@ -52,11 +84,10 @@ def _placeholders(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 def _compute_dtype(checkpoint: Checkpoint, config: Any, device: torch.device) -> torch.dtype:
     """The dtype that ComfyUI's own loader would compute in."""
     management, supported = comfy.model_management, config.supported_inference_dtypes
-    formats = [name for name in checkpoint.identity.formats if name in _PLAIN]
     stored = management.unet_dtype(
         model_params=checkpoint.identity.parameters,
         supported_dtypes=list(supported),
-        weight_dtype=_PLAIN[formats[0]] if formats == list(checkpoint.identity.formats)[:1] else None,
+        weight_dtype=_PLAIN.get(next(iter(checkpoint.identity.formats))),
     )
     return management.unet_manual_cast(stored, device, supported) or stored
 

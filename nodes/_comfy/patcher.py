@@ -50,10 +50,6 @@ class EnginePatcher(comfy.model_patcher.ModelPatcher):
             self.runtime.release()
         return super().detach(unpatch_all)
 
-    def cleanup(self) -> None:
-        self.runtime.release()
-        super().cleanup()
-
 
 _USE_CORE = "Load the model with ComfyUI's own loader for that"
 

@@ -1,10 +1,10 @@
-"""The engine behind one model: its open file, its blocks' weights, what it does with memory."""
+"""The engine behind one model: its blocks' weights, its settings, what it does with memory."""
 
 from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,15 +12,21 @@ from typing import Any
 import comfy.model_management
 import torch
 
-from ...src.wanfit.blocks import BlockShape, ForwardSettings, activation_bytes, sdpa
+from ...src.wanfit.blocks import BlockShape, ForwardSettings, LowRank, WeightSource, activation_bytes, sdpa
 from ...src.wanfit.checkpoint import Checkpoint
-from ...src.wanfit.offload import MappedBlocks
+from ...src.wanfit.offload import Ladder
 from ...src.wanfit.quant import StoredWeight
 from . import lora, options
+from .placement import RING, Placement
 from .policy import Policy
 
 CHUNK_TOKENS = 4096
 POLICY_KEY = "wanfit_policy"
+_HEADROOM = 2**29
+"""Device bytes left free beside weights and activations: allocator rounding, other small tensors."""
+
+_BATCHING = 1.5
+"""ComfyUI puts conditionals into one batch when 1.5 times `memory_required` is free."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class BlockCall:
     """What one block forward needs besides its tensors."""
 
     weights: Mapping[str, StoredWeight]
-    adapters: Mapping[str, Sequence[Any]]
+    adapters: Mapping[str, Sequence[LowRank]]
     settings: ForwardSettings
 
 
@@ -36,20 +42,24 @@ class EngineRuntime:
     """Shared by a model and all its clones. Holds no strong reference to the model.
 
     Args:
-        checkpoint: of a transformer; this object closes it when it goes.
+        checkpoint: of a transformer.
+        placement: of its blocks; `expert` is the checkpoint's number in it.
         dtype: compute dtype.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    def __init__(self, checkpoint: Checkpoint, placement: Placement, expert: int, dtype: torch.dtype) -> None:
         identity = checkpoint.identity
-        self.checkpoint, self.identity, self.dtype = checkpoint, identity, dtype
+        self.checkpoint, self.placement, self.dtype = checkpoint, placement, dtype
         self.shape = BlockShape(identity.dim, identity.num_heads, identity.ffn_dim)
-        self.policy = Policy()
+        self.preparing: Any = None
+        """The clone that is about to sample, while ComfyUI asks for `memory_required`."""
+        self._expert = expert
+        self._settings = ForwardSettings(CHUNK_TOKENS)
         self._model: weakref.ref[Any] | None = None
-        self._source: MappedBlocks | None = None
-        self._source_device: torch.device | None = None
+        self._source: tuple[torch.device, WeightSource] | None = None
         self._patches: tuple[Any, dict[int, lora.BlockPatches]] = (None, {})
         self._rotary: tuple[weakref.ref[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
+        RUNTIMES.add(self)
 
     def attach(self, model: Any) -> None:
         """Serve this `comfy.model_base` object: its clone in use decides on patches and policy."""
@@ -68,12 +78,31 @@ class EngineRuntime:
         """The blocks' shape for a context with that many image tokens."""
         return dataclasses.replace(self.shape, image_tokens=image_tokens) if image_tokens else self.shape
 
+    def forward(
+        self, executor: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """ComfyUI's DIFFUSION_MODEL wrapper: bring in the weights; on out-of-memory run again in less memory."""
+        if self._source is None or self._source[0] != x.device:
+            policy = self._policy()
+            budget = self._weight_budget(policy, x.device, x.shape)
+            self._source = x.device, self.placement.source(self._expert, x.device, policy, budget)
+            self._settings = ForwardSettings(CHUNK_TOKENS)
+        ladder = Ladder(self._settings, self.placement.store)
+
+        def run(settings: ForwardSettings) -> torch.Tensor:
+            self._settings = settings
+            return executor(x, *args, **kwargs)
+
+        return ladder.run(run)
+
     @contextmanager
     def onload(self, index: int, device: torch.device, transformer_options: dict[str, Any]) -> Iterator[BlockCall]:
         """Everything for block `index`'s forward on `device`, patches of the clone in use applied."""
+        if self._source is None:
+            raise RuntimeError("a block ran outside of its model's forward")
         patches = self._current_patches().get(index)
-        settings = self._settings(transformer_options)
-        with self._source_on(device).onload(index) as weights:
+        settings = self._call_settings(transformer_options)
+        with self._source[1].onload(index) as weights:
             if patches is None:
                 yield BlockCall(weights, {}, settings)
             else:
@@ -83,47 +112,82 @@ class EngineRuntime:
     def rotary(self, freqs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """ComfyUI's rotation matrices (1, N, 1, D/2, 2, 2) as (cos, sin), each (1, N, 1, D); kept for one forward."""
         if self._rotary is None or self._rotary[0]() is not freqs:
-            turn = tuple(freqs[..., row, 0].repeat_interleave(2, dim=-1) for row in (0, 1))
-            self._rotary = (weakref.ref(freqs), (turn[0], turn[1]))
+            cos, sin = (freqs[..., row, 0].repeat_interleave(2, dim=-1) for row in (0, 1))
+            self._rotary = weakref.ref(freqs), (cos, sin)
         return self._rotary[1]
 
     def memory_required(self, input_shape: Sequence[int], cond_shapes: Mapping[str, Any] | None = None) -> int:
         """Bytes that sampling will allocate on the device besides the model's small rest.
 
-        ComfyUI frees that much before it samples, and decides with it how many conditionings go in one batch.
+        ComfyUI frees that much before it samples, and decides with it how many conditionals go in one batch;
+        while sampling the blocks are on the device already and do not count again.
 
         Args:
             input_shape: of the latent, (B, C, T, H, W).
         """
+        activations = self._activation_bytes(input_shape)
+        if self._patcher() is not None:
+            return activations
+        device = comfy.model_management.get_torch_device()
+        if device.type == "cpu":
+            return activations
+        policy = self._policy()
+        floor = activations + RING * self.placement.slot_bytes
+        blocks = len(self.placement.sizes[self._expert])
+        wanted = floor if policy.mode == "stream" else activations + blocks * self.placement.slot_bytes
+        limit = policy.vram_bytes or int(comfy.model_management.get_total_memory(device)) - self._reserve()
+        return max(floor, min(wanted, limit))
+
+    def floor_bytes(self) -> int:
+        """Device bytes without which no forward is possible, however small the video."""
+        return RING * self.placement.slot_bytes + self._dequantized_bytes()
+
+    def release(self) -> None:
+        """Give up all device memory; the next forward takes it again."""
+        self._source = self._rotary = None
+        self.placement.release_device()
+
+    def release_host(self) -> int:
+        """Give up copies of blocks in RAM too; returns their bytes."""
+        self._source = self._rotary = None
+        return self.placement.release_host()
+
+    def _activation_bytes(self, input_shape: Sequence[int]) -> int:
         batch, _, frames, height, width = input_shape
         tokens = frames * -(-height // 2) * -(-width // 2)
         itemsize = torch.finfo(self.dtype).bits // 8
         settings = ForwardSettings(CHUNK_TOKENS)
-        activations = activation_bytes(self.shape, settings, batch=batch, tokens=tokens, itemsize=itemsize)
-        rotary = 3 * tokens * self.shape.head_dim * 4
-        dequantized = 2 * self.shape.dim * max(self.shape.ffn_dim, 2 * self.shape.dim) * itemsize
-        return activations + rotary + dequantized + self._largest_block()
+        blocks = activation_bytes(self.shape, settings, batch=batch, tokens=tokens, itemsize=itemsize)
+        return blocks + 3 * tokens * self.shape.head_dim * 4 + self._dequantized_bytes()
 
-    def release(self) -> None:
-        """Give up all device memory; the next forward takes it again."""
-        self._source = self._source_device = self._rotary = None
+    def _dequantized_bytes(self) -> int:
+        """Weights in the compute dtype that a block holds at once: q, k and v, or both of the feed-forward."""
+        dim, ffn_dim = self.shape.dim, self.shape.ffn_dim
+        return max(3 * dim * dim, 2 * dim * ffn_dim) * torch.finfo(self.dtype).bits // 8
 
-    def _largest_block(self) -> int:
-        totals: dict[str, int] = {}
-        for name, info in self.checkpoint.tensors.items():
-            if name.startswith("blocks."):
-                index = name.split(".")[1]
-                totals[index] = totals.get(index, 0) + info.nbytes
-        return max(totals.values())
+    def _weight_budget(self, policy: Policy, device: torch.device, input_shape: Sequence[int]) -> int:
+        if device.type == "cpu":
+            return 0
+        activations = int(self._activation_bytes(input_shape) * _BATCHING)
+        store = self.placement.store
+        held = store.report.device_bytes if store is not None else 0
+        budget = int(comfy.model_management.get_free_memory(device)) + held - activations - _HEADROOM
+        if policy.vram_bytes:
+            budget = min(budget, policy.vram_bytes - self._activation_bytes(input_shape))
+        return budget
 
-    def _source_on(self, device: torch.device) -> MappedBlocks:
-        if self._source is None or self._source_device != device:
-            self._source, self._source_device = MappedBlocks(self.checkpoint, device), device
-        return self._source
+    def _reserve(self) -> int:
+        """Device bytes that the model's rest and the process need beside what sampling asks for."""
+        rest = sum(i.nbytes for n, i in self.checkpoint.tensors.items() if not n.startswith("blocks."))
+        return rest + 2 * _HEADROOM + int(comfy.model_management.extra_reserved_memory())
 
     def _patcher(self) -> Any:
         model = self._model() if self._model is not None else None
         return getattr(model, "current_patcher", None)
+
+    def _policy(self) -> Policy:
+        patcher = self._patcher() or self.preparing
+        return Policy() if patcher is None else patcher.attachments.get(POLICY_KEY, Policy())
 
     def _current_patches(self) -> dict[int, lora.BlockPatches]:
         patcher = self._patcher()
@@ -133,10 +197,11 @@ class EngineRuntime:
             self._patches = (patcher.patches_uuid, lora.collect(patcher.patches, self.block_shapes()))
         return self._patches[1]
 
-    def _settings(self, transformer_options: dict[str, Any]) -> ForwardSettings:
-        patcher = self._patcher()
-        policy = self.policy if patcher is None else patcher.attachments.get(POLICY_KEY, self.policy)
-        attention = options.attention_of(transformer_options) if policy.attention == "comfyui" else sdpa
-        return ForwardSettings(
-            CHUNK_TOKENS, attention, comfy.model_management.throw_exception_if_processing_interrupted
-        )
+    def _call_settings(self, transformer_options: dict[str, Any]) -> ForwardSettings:
+        attention = options.attention_of(transformer_options) if self._policy().attention == "comfyui" else sdpa
+        check = comfy.model_management.throw_exception_if_processing_interrupted
+        return dataclasses.replace(self._settings, attention=attention, check_interrupt=check)
+
+
+RUNTIMES: weakref.WeakSet[EngineRuntime] = weakref.WeakSet()
+"""All that are alive, for the purge node."""

@@ -1,0 +1,33 @@
+"""The nodes, in menu order. ComfyUI imports this once at start; torch and models come in only when a node runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.v0_0_2 import ComfyExtension
+
+from .decode import WanFitVAEDecode
+from .loader import WanFitLoader
+from .offload import WanFitOffloadPolicy
+from .probe import WanFitMemoryProbe
+from .purge import WanFitPurge
+from .text_encoder import WanFitTextEncoderLoader
+
+
+class WanFitExtension(ComfyExtension):
+    """All nodes of the pack."""
+
+    async def on_load(self) -> None:
+        from ._comfy import folders
+
+        folders.register()
+
+    async def get_node_list(self) -> list[Any]:
+        return [
+            WanFitLoader,
+            WanFitTextEncoderLoader,
+            WanFitOffloadPolicy,
+            WanFitVAEDecode,
+            WanFitMemoryProbe,
+            WanFitPurge,
+        ]

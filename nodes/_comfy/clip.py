@@ -1,0 +1,150 @@
+"""UMT5 as ComfyUI's CLIP: its own loader for safetensors, stored weights for GGUF."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import comfy.ops
+import comfy.sd
+import comfy.utils
+import folder_paths
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from ...src.wanfit.checkpoint import Checkpoint, open_checkpoint
+from ...src.wanfit.errors import CheckpointError, InputError
+from ...src.wanfit.pipeline.text.spm import model_from_gguf
+from ...src.wanfit.quant import StoredWeight, dequantize, gather_rows, linear
+from . import folders
+
+_LAYERS = 24
+"""Layers of the UMT5-XXL that ComfyUI builds."""
+
+
+def load(name: str, device: str) -> Any:
+    """A CLIP for Wan. `device`: default or cpu.
+
+    Raises:
+        CheckpointError, QuantError: as `open_checkpoint`. InputError: pair_mismatch for another kind of model.
+    """
+    path = folders.find("text_encoders", name, "text_encoder")
+    checkpoint = open_checkpoint(path)
+    if checkpoint.identity.kind != "text_encoder":
+        raise InputError(
+            "pair_mismatch", "load", f"<text_encoder> is a {checkpoint.identity.title}", "Give a umt5_xxl file"
+        )
+    options: dict[str, Any] = {}
+    if device == "cpu":
+        options["load_device"] = options["offload_device"] = torch.device("cpu")
+    if checkpoint.container == "gguf":
+        return _stored(checkpoint, options)
+    _refuse_new_formats_on_old_core(path, checkpoint)
+    embeddings = folder_paths.get_folder_paths("embeddings")
+    return comfy.sd.load_clip([str(path)], embeddings, comfy.sd.CLIPType.WAN, model_options=options)
+
+
+def _refuse_new_formats_on_old_core(path: Path, checkpoint: Checkpoint) -> None:
+    """Cores before 0.3.71 read files with `comfy_quant` scales without an error and compute garbage."""
+    if hasattr(comfy.utils, "detect_layer_quantization"):
+        return
+    with safe_open(str(path), "pt") as file:
+        names = list(file.keys())
+    if "_quantization_metadata" in checkpoint.metadata or any(name.endswith(".comfy_quant") for name in names):
+        raise CheckpointError(
+            "file_unsupported",
+            "load",
+            f"<text_encoder> {path.name} has a newer quantisation (comfy_quant) than this ComfyUI can read",
+            "Update ComfyUI, or use umt5_xxl_fp8_e4m3fn_scaled.safetensors",
+        )
+
+
+class StoredModule(nn.Module):
+    """A linear or an embedding without memory of its own until `fill`; then the file's stored bytes.
+
+    The bytes are buffers, so ComfyUI counts and moves them.
+    """
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+        self.template: StoredWeight | None = None
+        self.roles: tuple[str, ...] = ()
+
+    def fill(self, weight: StoredWeight) -> None:
+        """Take over a stored weight; the buffers are views of its memory map."""
+        self.template = weight.to("meta")
+        self.roles = tuple(weight.params)
+        self.register_buffer("data", weight.data, persistent=True)
+        for role in self.roles:
+            self.register_buffer(f"param_{role}", weight.params[role], persistent=True)
+
+    def stored_on(self, device: torch.device) -> StoredWeight:
+        """The stored weight on `device`: itself when it is there already."""
+        template = self.template
+        if template is None:
+            raise CheckpointError("tensors_missing", "text", "a part of the text encoder was not in its file")
+        params = {role: self.get_buffer(f"param_{role}") for role in self.roles}
+        here = StoredWeight(template.format, template.shape, self.get_buffer("data"), params, template.options)
+        return here.to(device)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *_: Any) -> None:
+        state_dict.pop(prefix + "weight", None)
+
+
+class StoredOps(comfy.ops.manual_cast):
+    """ComfyUI's layers, with the large ones over stored weights."""
+
+    class Linear(StoredModule):
+        """`x @ W.T` in x's dtype."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return linear(x, self.stored_on(x.device))
+
+    class Embedding(StoredModule):
+        """The rows asked for, dequantised."""
+
+        def forward(self, index: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+            rows = gather_rows(self.stored_on(self.get_buffer("data").device), index, out_dtype or torch.float32)
+            return rows.to(index.device)
+
+
+def _stored(checkpoint: Checkpoint, options: dict[str, Any]) -> Any:
+    if checkpoint.identity.num_layers != _LAYERS:
+        raise CheckpointError(
+            "model_unsupported",
+            "load",
+            f"<text_encoder> has {checkpoint.identity.num_layers} layers; UMT5-XXL has {_LAYERS}",
+            "Use a umt5-xxl encoder file",
+        )
+    loader = comfy.sd.load_text_encoder_state_dicts
+    more = {"disable_dynamic": True} if "disable_dynamic" in inspect.signature(loader).parameters else {}
+    clip = loader(
+        [_state_dict(checkpoint)],
+        embedding_directory=folder_paths.get_folder_paths("embeddings"),
+        clip_type=comfy.sd.CLIPType.WAN,
+        model_options={**options, "custom_operations": StoredOps},
+        **more,
+    )
+    for name, module in clip.cond_stage_model.umt5xxl.transformer.named_modules():
+        if isinstance(module, StoredModule):
+            module.fill(checkpoint.load(f"{name}.weight"))
+    clip.patcher.size = 0
+    clip.patcher.model_size()
+    return clip
+
+
+def _state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Norms as tensors, everything large as a placeholder, and the tokenizer."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, info in checkpoint.tensors.items():
+        large = not name.endswith("layer_norm.weight")
+        tensors[name] = (
+            torch.empty(info.shape, dtype=torch.float16, device="meta")
+            if large
+            else dequantize(checkpoint.load(name), torch.float32)
+        )
+    proto = model_from_gguf(checkpoint.metadata, checkpoint.path.name)
+    tensors["spiece_model"] = torch.frombuffer(bytearray(proto), dtype=torch.uint8)
+    return tensors

@@ -1,0 +1,79 @@
+"""WanFitOffloadPolicy: where a MODEL's blocks live while it samples."""
+
+from __future__ import annotations
+
+from comfy_api.v0_0_2 import io
+
+NAMES = {"vram_budget": "vram_budget", "ram_budget": "ram_budget", "transformer": "model", "transformer_2": "model_low"}
+_ADVANCED = {"advanced": True}
+
+
+class WanFitOffloadPolicy(io.ComfyNode):
+    """Changes only how weights are placed, never the result."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="WanFitOffloadPolicy",
+            display_name="WanFit Offload Policy",
+            category="WanFit",
+            description="Sets how much VRAM and RAM the blocks of a WanFit MODEL may take. The picture stays the same.",
+            inputs=[
+                io.Model.Input("model", tooltip="A MODEL from WanFit Load Wan Model, high noise or the only one."),
+                io.Model.Input("model_low", optional=True, tooltip="The low-noise MODEL; gets the same policy."),
+                io.Combo.Input(
+                    "policy",
+                    options=["auto", "resident", "stream", "native"],
+                    default="auto",
+                    tooltip="auto: as many blocks stay in VRAM as fit and as help. resident: all of them, fastest, "
+                    "needs room for the whole model. stream: none, smallest VRAM, slower where the PCIe bus is slow. "
+                    "native: hand the weights to ComfyUI's own memory management (no GGUF).",
+                ),
+                io.Float.Input(
+                    "vram_budget",
+                    default=0.0,
+                    min=0.0,
+                    max=192.0,
+                    step=0.1,
+                    tooltip="GiB of VRAM for weights and activations while sampling, 0 to 192. 0: what is free. Less "
+                    "leaves room for other programs and costs time.",
+                ),
+                io.Float.Input(
+                    "ram_budget",
+                    default=0.0,
+                    min=0.0,
+                    max=2048.0,
+                    step=0.5,
+                    tooltip="GiB of RAM for copies of blocks, 0 to 2048. 0: what is free. What does not fit is read "
+                    "from disk again in every step.",
+                    extra_dict=_ADVANCED,
+                ),
+                io.Combo.Input(
+                    "attention",
+                    options=["comfyui", "sdpa"],
+                    default="comfyui",
+                    tooltip="comfyui: the attention that ComfyUI was started with or another node chose. sdpa: "
+                    "PyTorch's own, exact.",
+                    extra_dict=_ADVANCED,
+                ),
+            ],
+            outputs=[
+                io.Model.Output("MODEL", display_name="model", tooltip="The MODEL with this policy."),
+                io.Model.Output("MODEL_LOW", display_name="model_low", tooltip="model_low with this policy."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model: object,
+        policy: str,
+        vram_budget: float,
+        ram_budget: float,
+        attention: str,
+        model_low: object | None = None,
+    ) -> io.NodeOutput:
+        from ._comfy import errors, place
+
+        with errors.in_words_of(NAMES):
+            return io.NodeOutput(*place.with_policy(model, model_low, policy, vram_budget, ram_budget, attention))
