@@ -253,3 +253,14 @@ def test_unknown_names_are_a_key_error(tmp_path, weights):
     checkpoint = open_checkpoint(layouts.write_plain(tmp_path / "m.safetensors", weights))
     with pytest.raises(KeyError):
         checkpoint.load("blocks.2.norm3.bias")
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (256,), (256, 1)])
+def test_scales_without_a_marker(tmp_path, weights, shape):
+    """lightx2v's files: `weight_scale` for each row, and nothing that names the format."""
+    scale = torch.rand(shape) + 0.5
+    tensors = weights | {LINEAR: weights[LINEAR].to(torch.float8_e4m3fn)}
+    layouts.save_file(tensors | {LINEAR + "_scale": scale}, tmp_path / "m.safetensors")
+    stored = open_checkpoint(tmp_path / "m.safetensors").load(LINEAR)
+    expected = decode_float8(tensors[LINEAR]) * (scale.double() if scale.numel() == 1 else scale.double().view(256, 1))
+    torch.testing.assert_close(dequantize(stored, torch.float32).double(), expected, rtol=1e-6, atol=0)
