@@ -41,7 +41,7 @@ def latents_of(files: ModelFiles, settings: Settings, placement: Placement, stag
     with open_checkpoint(files.vae) as checkpoint:
         vae = load_vae(checkpoint, placement.vae_dtype)
     seen = stages if stages is not None else []
-    return denoise(files, settings, placement, context(settings), vae, seen.append, expand)
+    return denoise(files, settings, placement, context(settings), vae, seen.append, print, expand)
 
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:

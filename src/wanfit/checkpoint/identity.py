@@ -64,9 +64,11 @@ class Identity:
             parts[0] += ", high- or low-noise expert unknown"
         if not self.version_certain:
             parts[0] += " (or Wan 2.1 T2V-14B: the tensors are the same)"
-        parts.append(f"{self.parameters / 1e9:.2f} B parameters")
+        small = self.parameters < 1e8
+        parts.append(f"{self.parameters / 1e6:.1f} M" if small else f"{self.parameters / 1e9:.2f} B")
+        parts[-1] += " parameters"
         parts.append(" + ".join(f"{name} x{count}" for name, count in self.formats.items()))
-        parts.append(f"{self.nbytes / 2**30:.2f} GiB")
+        parts.append(f"{self.nbytes / 2**20:.1f} MiB" if self.nbytes < 2**27 else f"{self.nbytes / 2**30:.2f} GiB")
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, object]:

@@ -55,6 +55,15 @@ def add_parser(commands: Any) -> None:
         default=4096,
         help="tokens worked on at a time; less needs less memory (default: 4096)",
     )
+    place.add_argument(
+        "--policy",
+        default="auto",
+        help="blocks on a CUDA device: auto (as many stay as hide the transfers), resident (all), stream (none)",
+    )
+    place.add_argument("--vram-budget", type=float, metavar="GIB", help="device memory to stay within (default: free)")
+    place.add_argument(
+        "--ram-budget", type=float, metavar="GIB", help="host memory for blocks (default: 60 %% of free)"
+    )
     output = parser.add_argument_group("output / 输出")
     output.add_argument("--out", type=Path, required=True, metavar="FILE.mp4", help="the video / 输出视频")
     output.add_argument("--report", type=Path, metavar="FILE.json", help="memory and settings of the run")
@@ -77,7 +86,15 @@ def run(options: argparse.Namespace) -> int:
     names += " guidance_scale guidance_scale_2 fps"
     request = Request(negative_prompt=negative, **{name: getattr(options, name) for name in names.split()})
     check_numbers(request)
-    placement = choose_placement(options.device, options.dtype, options.vae_dtype, chunk_tokens=options.chunk_tokens)
+    placement = choose_placement(
+        options.device,
+        options.dtype,
+        options.vae_dtype,
+        chunk_tokens=options.chunk_tokens,
+        policy=options.policy,
+        vram_budget_gib=options.vram_budget,
+        ram_budget_gib=options.ram_budget,
+    )
     files = find_model(
         options.model,
         high=options.high,

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-
 WORDS = {
     "transformer": "the first transformer",
     "transformer_2": "the second transformer",

@@ -40,9 +40,7 @@ def _draw_trace(axes: Any, record: MemoryRecord) -> None:
     if all(value is not None for value in vram) and vram:
         axes.plot(times, [(value or 0) / GIB for value in vram], color="C1", label="VRAM (reserved)")
     for index, stage in enumerate(record.stages):
-        axes.axvspan(
-            stage.start_s, stage.start_s + stage.seconds, color=f"C{index + 2}", alpha=0.12, linewidth=0
-        )
+        axes.axvspan(stage.start_s, stage.start_s + stage.seconds, color=f"C{index + 2}", alpha=0.12, linewidth=0)
         axes.text(
             stage.start_s + stage.seconds / 2,
             0.98,
@@ -60,9 +58,7 @@ def _draw_trace(axes: Any, record: MemoryRecord) -> None:
 
 def _draw_peaks(axes: Any, record: MemoryRecord) -> None:
     names = [stage.name for stage in record.stages]
-    ram = axes.barh(
-        names, [stage.rss_peak / GIB for stage in record.stages], height=0.4, align="edge", color="C0"
-    )
+    ram = axes.barh(names, [stage.rss_peak / GIB for stage in record.stages], height=0.4, align="edge", color="C0")
     axes.bar_label(ram, fmt="%.2f", fontsize=8, padding=2)
     if any(stage.allocated_peak is not None for stage in record.stages):
         vram = axes.barh(

@@ -14,7 +14,6 @@ from types import TracebackType
 import psutil
 import torch
 
-
 # Beyond this the trace is thinned and sampled half as often; the peaks of the stages are kept apart from it.
 MAX_SAMPLES = 20_000
 

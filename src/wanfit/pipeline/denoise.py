@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from torch import nn
 
-from ..blocks import ForwardSettings
 from ..errors import WanFitError
 from ..memory.purge import empty_device_cache
+from .decode import TiledVae
 from .experts import Experts
 from .files import ModelFiles
 from .placement import Placement
@@ -24,8 +23,9 @@ def denoise(
     settings: Settings,
     placement: Placement,
     embeddings: torch.Tensor,
-    vae: AutoencoderKLWan,
+    vae: TiledVae,
     begin: Callable[[str], None],
+    tell: Callable[[str], None],
     expand_timesteps: bool,
 ) -> torch.Tensor:
     """Run the pipeline's loop over both experts.
@@ -34,6 +34,7 @@ def denoise(
         embeddings: (1 or 2, 512, text_dim): the prompt and, with guidance, the negative prompt.
         vae: on the device; encodes the image, then goes to the CPU.
         begin: called with the name of each stage before it begins.
+        tell: called with what a person wants to know meanwhile.
     Returns: latents (1, C, T, h, w) float32, normalised as the transformer sees them.
     Raises: WanFitError nan_in_latents.
     """
@@ -55,14 +56,13 @@ def denoise(
 
     experts = Experts(
         [("", files.high)] if files.low is None else [("high", files.high), ("low", files.low)],
-        ForwardSettings(chunk_tokens=placement.chunk_tokens),
-        placement.device,
-        placement.dtype,
+        placement,
+        settings.tokens,
         on_switch,
+        lambda step: tell(f"out of memory, going on with less: {step}"),
     )
     try:
-        experts.open()
-        pipeline = make_pipeline(settings, experts, vae, expand_timesteps)
+        pipeline = make_pipeline(settings, experts, vae, placement.device, expand_timesteps)
         inputs: dict[str, Any] = {"callback_on_step_end": check_latents}
         if settings.image is not None:
             inputs["image"] = settings.image

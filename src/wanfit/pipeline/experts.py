@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ..blocks import ForwardSettings
+from ..blocks import ForwardSettings, WeightSource, activation_bytes
 from ..checkpoint import Checkpoint, open_checkpoint
+from ..memory.device import free_bytes
+from ..memory.host import available_bytes
 from ..memory.purge import empty_device_cache
-from ..offload import MappedBlocks
-from .transformer import LeanTransformer, build_transformer
+from ..offload import BlockStore, Ladder, MappedBlocks
+from .placement import Placement
+from .transformer import LeanTransformer, block_shape, build_transformer
+
+RAM_SHARE = 0.6
+"""Of the host memory that is free, what the blocks of both experts may take; the rest stays for frames and others."""
 
 
 @dataclass
@@ -24,49 +30,91 @@ class Expert:
     transformer: LeanTransformer
 
 
-@dataclass
 class Experts:
     """Builds the transformers empty and brings in the one whose forward is called; the other is let go first.
 
+    On the CPU the blocks are read in place from the files; on a device they go through a `BlockStore`, which both
+    experts share.
+
     Args:
         paths: (name, file) of each, in the order in which they run: high, then low.
+        tokens: of one forward, for the part of device memory that is left to weights.
         on_switch: called with an expert's name before its weights are read.
+        on_tighter: told when a forward ran out of memory and what was tightened.
     """
 
-    paths: list[tuple[str, Path]]
-    settings: ForwardSettings
-    device: torch.device
-    dtype: torch.dtype
-    on_switch: Callable[[str], None]
-    active: Expert | None = None
-    experts: list[Expert] = field(default_factory=list[Expert])
+    def __init__(
+        self,
+        paths: list[tuple[str, Path]],
+        placement: Placement,
+        tokens: int,
+        on_switch: Callable[[str], None],
+        on_tighter: Callable[[str], None],
+    ) -> None:
+        self._placement, self._on_switch = placement, on_switch
+        self.experts: list[Expert] = []
+        self.active: Expert | None = None
+        self.store: BlockStore | None = None
+        files: list[Checkpoint] = []
+        try:
+            files.extend(open_checkpoint(path) for _, path in paths)
+            settings = ForwardSettings(chunk_tokens=placement.chunk_tokens)
+            if placement.device.type != "cpu":
+                self.store = self._make_store(files, settings, tokens)
+            ladder = Ladder(settings, self.store, on_tighter)
+            for index, ((name, _), checkpoint) in enumerate(zip(paths, files, strict=True)):
+                source: WeightSource = (
+                    MappedBlocks(checkpoint, placement.device) if self.store is None else self.store.source(index)
+                )
+                transformer = build_transformer(checkpoint, source, ladder, placement.dtype)
+                expert = Expert(name, checkpoint, transformer)
+                transformer.before_forward = lambda _, expert=expert: self.activate(expert)
+                self.experts.append(expert)
+        except BaseException:
+            for checkpoint in files:
+                checkpoint.close()
+            raise
 
-    def open(self) -> None:
-        """Open the files and build the transformers; no weight is read."""
-        for name, path in self.paths:
-            checkpoint = open_checkpoint(path)
-            source = MappedBlocks(checkpoint, self.device)
-            transformer = build_transformer(checkpoint, source, self.settings, self.dtype)
-            expert = Expert(name, checkpoint, transformer)
-            transformer.before_forward = lambda _, expert=expert: self.activate(expert)
-            self.experts.append(expert)
+    def _make_store(self, files: list[Checkpoint], settings: ForwardSettings, tokens: int) -> BlockStore:
+        place = self._placement
+        identity = files[0].identity
+        rest = max(_rest_parameters(file) for file in files) * place.dtype.itemsize
+        work = activation_bytes(block_shape(identity), settings, batch=1, tokens=tokens, itemsize=place.dtype.itemsize)
+        total = free_bytes(place.device) if place.vram_budget is None else place.vram_budget
+        return BlockStore(
+            files,
+            place.device,
+            policy=place.policy,
+            vram_budget=max(0, total - rest - work),
+            ram_budget=int(available_bytes() * RAM_SHARE) if place.ram_budget is None else place.ram_budget,
+        )
 
     def activate(self, expert: Expert) -> None:
         """Make `expert` the one that holds memory."""
         if self.active is expert:
             return
-        self.on_switch(expert.name)
+        self._on_switch(expert.name)
         if self.active is not None:
             self.active.transformer.release()
-            empty_device_cache(self.device)
-        expert.transformer.load_rest(expert.checkpoint, self.device, self.dtype)
+            empty_device_cache(self._placement.device)
+        expert.transformer.load_rest(expert.checkpoint, self._placement.device, self._placement.dtype)
         self.active = expert
 
     def close(self) -> None:
         """Release all weights and close the files."""
         for expert in self.experts:
             expert.transformer.release()
+        if self.store is not None:
+            self.store.close()
+        for expert in self.experts:
             expert.checkpoint.close()
         self.experts.clear()
         self.active = None
-        empty_device_cache(self.device)
+        empty_device_cache(self._placement.device)
+
+
+def _rest_parameters(checkpoint: Checkpoint) -> int:
+    """Parameters outside the blocks."""
+    return sum(
+        torch.Size(info.shape).numel() for name, info in checkpoint.tensors.items() if not name.startswith("blocks.")
+    )

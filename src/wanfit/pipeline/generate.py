@@ -102,11 +102,11 @@ def generate(
             begin("encode image")
         vae = load_vae(vae_file, placement.vae_dtype)
         nn.Module.to(vae, placement.device)
-        latents = denoise(files, settings, placement, embeddings, vae, begin, variant.expand_timesteps)
+        latents = denoise(files, settings, placement, embeddings, vae, begin, tell, variant.expand_timesteps)
 
         begin("decode and save")
         nn.Module.to(vae, placement.device)
-        decode_to(vae, latents, writer)
+        decode_to(vae, vae_file.identity.variant, latents, writer)
         record.end()
         report = _report(files, identities, settings, placement, record)
     # The writer has renamed the file: from here on the video exists.
@@ -198,5 +198,6 @@ def _report(
         "device": str(placement.device),
         "dtype": str(placement.dtype).removeprefix("torch."),
         "chunk_tokens": placement.chunk_tokens,
+        "policy": placement.policy,
         "memory": record.to_json(),
     }

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import cast, get_args
 
 import torch
 
 from ..errors import InputError
+from ..offload import Policy
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Devices, precisions and the chunk size of one run. `text` is `cpu` or `stream` (through the device)."""
+    """Devices, precisions and memory of one run.
+
+    Args:
+        text: `cpu`, or `stream` through the device.
+        policy: of the transformer's blocks, see `BlockStore`.
+        vram_budget: bytes of device memory for the denoising; None for what is free.
+        ram_budget: bytes of host memory for the blocks; None for a share of what is free.
+    """
 
     device: torch.device
     dtype: torch.dtype
     vae_dtype: torch.dtype
     text: str
     chunk_tokens: int
+    policy: Policy
+    vram_budget: int | None
+    ram_budget: int | None
 
 
 def choose_placement(
@@ -28,6 +41,9 @@ def choose_placement(
     vae_dtype: str = "auto",
     text: str = "auto",
     chunk_tokens: int = 4096,
+    policy: str = "auto",
+    vram_budget_gib: float | None = None,
+    ram_budget_gib: float | None = None,
 ) -> Placement:
     """Decide what is left at `auto`.
 
@@ -59,7 +75,25 @@ def choose_placement(
         _dtype("vae_dtype", vae_dtype, target),
         ("cpu" if target.type == "cpu" else "stream") if text == "auto" else text,
         chunk_tokens,
+        _policy(policy),
+        _bytes("vram_budget", vram_budget_gib),
+        _bytes("ram_budget", ram_budget_gib),
     )
+
+
+def _policy(value: str) -> Policy:
+    policies = get_args(Policy)
+    if value not in policies:
+        raise InputError("number_invalid", "input", f"<policy> is {value!r}", f"Use one of: {', '.join(policies)}")
+    return cast(Policy, value)
+
+
+def _bytes(name: str, gib: float | None) -> int | None:
+    if gib is None:
+        return None
+    if not (math.isfinite(gib) and gib > 0):
+        raise InputError("number_invalid", "input", f"<{name}> is {gib} GiB", "Use a number above 0")
+    return int(gib * 2**30)
 
 
 def _dtype(name: str, value: str, device: torch.device) -> torch.dtype:

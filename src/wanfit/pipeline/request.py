@@ -64,7 +64,14 @@ class Settings:
     guidance_scale: float
     guidance_scale_2: float
     fps: int
+    size_multiple: int
     notices: tuple[str, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one forward."""
+        frames = (self.num_frames - 1) // 4 + 1
+        return frames * (self.width // self.size_multiple) * (self.height // self.size_multiple)
 
     @property
     def uses_guidance(self) -> bool:
@@ -227,6 +234,7 @@ def settle(request: Request, identity: Identity, variant: Variant) -> Settings:
         guidance_scale=guidance,
         guidance_scale_2=next(scale for scale in (request.guidance_scale_2, guidance_2, guidance) if scale is not None),
         fps=request.fps or variant.fps,
+        size_multiple=variant.size_multiple,
         notices=tuple(notices),
     )
 

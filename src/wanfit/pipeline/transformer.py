@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -14,6 +14,7 @@ from torch import nn
 from ..blocks import BlockShape, ForwardSettings, LeanBlock, TokenModulation, WeightSource
 from ..checkpoint import Checkpoint, Identity, to_diffusers_transformer
 from ..errors import InputError
+from ..offload import Ladder
 from ..quant import dequantize
 
 PATCH = (1, 2, 2)
@@ -27,15 +28,15 @@ class LeanTransformer(WanTransformer3DModel):
     (embeddings and head, 0.23 B parameters in A14B) to a device, `release` drops them again.
     """
 
-    chunk_tokens: int
+    ladder: Ladder
     before_forward: Callable[[LeanTransformer], None] | None = None
     """Called at the start of each forward: where the expert that is about to run is brought in."""
 
-    def attach(self, source: WeightSource, shape: BlockShape, settings: ForwardSettings) -> None:
-        """Replace the blocks by lean ones over `source`."""
-        self.chunk_tokens = settings.chunk_tokens
+    def attach(self, source: WeightSource, shape: BlockShape, ladder: Ladder) -> None:
+        """Replace the blocks by lean ones over `source`; `ladder` says how they run."""
+        self.ladder = ladder
         count = len(self.blocks)
-        self.blocks = nn.ModuleList([LeanBlock(index, source, shape, settings) for index in range(count)])
+        self.blocks = nn.ModuleList([LeanBlock(index, source, shape, ladder.settings) for index in range(count)])
 
     def load_rest(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         """Bring all weights outside the blocks to `device`: linears in `dtype`, time embedding and tables float32."""
@@ -78,38 +79,52 @@ class LeanTransformer(WanTransformer3DModel):
             )
         if self.before_forward is not None:
             self.before_forward(self)
-        batch, _, frames, height, width = hidden_states.shape
+        output = self.ladder.run(
+            lambda settings: self._run(
+                settings, hidden_states, timestep, encoder_hidden_states, encoder_hidden_states_image
+            )
+        )
+        return Transformer2DModelOutput(sample=output) if return_dict else (output,)
+
+    def _run(
+        self,
+        settings: ForwardSettings,
+        latents: torch.Tensor,
+        timestep: torch.Tensor,
+        text: torch.Tensor,
+        image: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """One attempt at a forward; leaves its inputs as they are."""
+        batch, _, frames, height, width = latents.shape
         step_t, step_h, step_w = PATCH
         grid = (frames // step_t, height // step_h, width // step_w)
-        rotary = self.rope(hidden_states)
-        tokens = self.patch_embedding(hidden_states).flatten(2).transpose(1, 2).contiguous()
+        rotary = self.rope(latents)
+        tokens = self.patch_embedding(latents).flatten(2).transpose(1, 2).contiguous()
 
         timesteps, lengths = _runs(timestep, tokens.shape[1])
-        temb, projected, context, image_context = self.condition_embedder(
-            timesteps.flatten(), encoder_hidden_states, encoder_hidden_states_image
-        )
+        temb, projected, context, image_context = self.condition_embedder(timesteps.flatten(), text, image)
         temb = temb.unflatten(0, timesteps.shape)
         rows = projected.unflatten(0, timesteps.shape).unflatten(2, (6, -1))
         if image_context is not None:
             context = torch.cat([image_context, context], dim=1)
         modulation = TokenModulation(rows, lengths)
-        for block in self.blocks:
+        for block in cast("Iterable[LeanBlock]", self.blocks):
+            block.settings = settings
             tokens = block(tokens, context, modulation, rotary)
 
-        patches = self._head(tokens, temb, lengths)
+        patches = self._head(tokens, temb, lengths, settings.chunk_tokens)
         patches = patches.reshape(batch, *grid, step_t, step_h, step_w, -1).permute(0, 7, 1, 4, 2, 5, 3, 6)
-        output = patches.flatten(6, 7).flatten(4, 5).flatten(2, 3)
-        return Transformer2DModelOutput(sample=output) if return_dict else (output,)
+        return patches.flatten(6, 7).flatten(4, 5).flatten(2, 3)
 
-    def _head(self, tokens: torch.Tensor, temb: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+    def _head(self, tokens: torch.Tensor, temb: torch.Tensor, lengths: tuple[int, ...], chunk: int) -> torch.Tensor:
         """Output norm, modulation and projection, a chunk at a time: (B, N, dim) -> (B, N, out x patch)."""
         shift, scale = (self.scale_shift_table.unsqueeze(0) + temb.unsqueeze(2)).unbind(dim=2)
         batch, count, _ = tokens.shape
         output = tokens.new_empty(batch, count, len(self.proj_out.bias))
         start = 0
         for run, length in enumerate(lengths):
-            for part in range(start, start + length, self.chunk_tokens):
-                piece = slice(part, min(part + self.chunk_tokens, start + length))
+            for part in range(start, start + length, chunk):
+                piece = slice(part, min(part + chunk, start + length))
                 normed = self.norm_out(tokens[:, piece].float())
                 normed = normed * (1 + scale[:, run : run + 1]) + shift[:, run : run + 1]
                 output[:, piece] = self.proj_out(normed.type_as(tokens))
@@ -144,8 +159,14 @@ def transformer_config(identity: Identity) -> dict[str, Any]:
     }
 
 
+def block_shape(identity: Identity) -> BlockShape:
+    """The shape of an identified transformer's blocks."""
+    image_tokens = None if identity.image_dim else 0
+    return BlockShape(identity.dim, identity.num_heads, identity.ffn_dim, image_tokens=image_tokens)
+
+
 def build_transformer(
-    checkpoint: Checkpoint, source: WeightSource, settings: ForwardSettings, dtype: torch.dtype
+    checkpoint: Checkpoint, source: WeightSource, ladder: Ladder, dtype: torch.dtype
 ) -> LeanTransformer:
     """The transformer of a checkpoint, empty but for its position table; call `load_rest` before its forward.
 
@@ -154,8 +175,6 @@ def build_transformer(
     identity = checkpoint.identity
     with init_empty_weights():
         model = LeanTransformer(**transformer_config(identity))
-    image_tokens = None if identity.image_dim else 0
-    shape = BlockShape(identity.dim, identity.num_heads, identity.ffn_dim, image_tokens=image_tokens)
-    model.attach(source, shape, settings)
+    model.attach(source, block_shape(identity), ladder)
     model.patch_embedding.to(dtype)
     return model.eval().requires_grad_(False)

@@ -1,17 +1,17 @@
-"""diffusers' Wan VAE from a checkpoint in any layout."""
+"""diffusers' Wan VAE, from a checkpoint in any layout."""
 
 from __future__ import annotations
 
 import torch
 from accelerate import init_empty_weights
-from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 
 from ..checkpoint import Checkpoint, to_diffusers_vae
 from ..quant import dequantize
 from ..vae.config import diffusers_config
+from .decode import TiledVae
 
 
-def load_vae(checkpoint: Checkpoint, dtype: torch.dtype) -> AutoencoderKLWan:
+def load_vae(checkpoint: Checkpoint, dtype: torch.dtype) -> TiledVae:
     """The VAE on the CPU in `dtype`.
 
     Memory: its weights in `dtype` (2.1: 0.24 GiB, 2.2: 1.3 GiB in 16 bit).
@@ -23,7 +23,7 @@ def load_vae(checkpoint: Checkpoint, dtype: torch.dtype) -> AutoencoderKLWan:
         "decoder_base_dim": shapes["decoder.head.0.gamma"][0],
     }
     with init_empty_weights():
-        vae = AutoencoderKLWan(**diffusers_config(variant, **widths))
+        vae = TiledVae(**diffusers_config(variant, **widths))
     state = {to_diffusers_vae(name, variant): dequantize(checkpoint.load(name), dtype) for name in checkpoint.tensors}
     vae.load_state_dict(state, strict=True, assign=True)
     return vae.eval().requires_grad_(False)

@@ -47,7 +47,7 @@ class ImageToVideo(_Placed, WanImageToVideoPipeline):  # pyright: ignore[reportI
 
 
 def make_pipeline(
-    settings: Settings, experts: Experts, vae: AutoencoderKLWan, expand_timesteps: bool
+    settings: Settings, experts: Experts, vae: AutoencoderKLWan, device: torch.device, expand_timesteps: bool
 ) -> TextToVideo | ImageToVideo:
     """The diffusers pipeline for these settings; text is encoded elsewhere, so it has no text encoder."""
     transformers = [expert.transformer for expert in experts.experts]
@@ -62,5 +62,5 @@ def make_pipeline(
         "expand_timesteps": expand_timesteps,
     }
     pipeline = TextToVideo(**parts) if settings.image is None else ImageToVideo(**parts)
-    pipeline.wanfit_device, pipeline.wanfit_settings = experts.device, settings
+    pipeline.wanfit_device, pipeline.wanfit_settings = device, settings
     return pipeline

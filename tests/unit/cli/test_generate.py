@@ -1,0 +1,77 @@
+"""The main job from the command line: a video, a report, a chart; and what an interrupt leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import av
+import pytest
+from PIL import Image
+from wanfit.cli.main import main
+from wanfit.tiny.models import write_tiny_models
+
+BOAT = Path(__file__).resolve().parents[3] / "assets" / "boat.jpg"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    write_tiny_models(root)
+    return root
+
+
+def command(models, out: Path, *more: str) -> list[str]:
+    size = ["--width", "96", "--height", "64", "--frames", "9", "--steps", "4"]
+    inputs = ["--model", str(models), "--image", str(BOAT), "--prompt", "a boat"]
+    return ["generate", *inputs, *size, "--out", str(out), *more]
+
+
+def test_an_image_and_a_prompt_become_a_video_with_a_report(models, tmp_path, capfd):
+    report, chart = tmp_path / "report.json", tmp_path / "memory.png"
+    assert main(command(models, tmp_path / "a.mp4", "--report", str(report), "--chart", str(chart))) == 0
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert len(frames) == 9 and frames[0].shape == (64, 96, 3)
+    assert frames[0].std() > 1, "the frames are not one flat colour"
+    said = json.loads(report.read_text(encoding="utf-8"))
+    stages = [stage["name"] for stage in said["memory"]["stages"]]
+    assert stages == ["text", "encode image", "denoise high", "denoise low", "decode and save"]
+    assert all(stage["rss_peak"] >= stage["rss_before"] > 0 for stage in said["memory"]["stages"])
+    assert said["settings"]["high_steps"] == 2 and said["settings"]["seed"] == 0
+    assert [item["expert"] for item in said["transformers"]] == ["high", "low"]
+    assert Image.open(chart).size[0] > 600
+    printed = capfd.readouterr().out
+    assert "stage: denoise high" in printed and "stage: denoise low" in printed
+    assert "4 steps (2 high, 2 low; boundary 0.9)" in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "memory.png", "report.json"]
+
+
+def test_json_goes_to_stdout_alone_and_the_same_seed_gives_the_same_file(models, tmp_path, capfd):
+    reports = []
+    for name in ("a", "b"):
+        assert main(command(models, tmp_path / f"{name}.mp4", "--json", "--frames", "5")) == 0
+        reports.append(json.loads(capfd.readouterr().out))
+    assert reports[0]["settings"]["num_frames"] == 5
+    assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a process of its own cannot be sent Ctrl-C alone on Windows")
+@pytest.mark.parametrize("stage", ["denoise high", "decode and save"])
+def test_ctrl_c_leaves_no_half_file(models, tmp_path, stage):
+    arguments = command(models, tmp_path / "a.mp4", "--frames", "33", "--steps", "40" if "denoise" in stage else "2")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "wanfit", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for line in process.stdout:
+        if line.strip() == f"stage: {stage}":
+            break
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "interrupted" in said and "Traceback" not in said
+    assert not list(tmp_path.iterdir())
