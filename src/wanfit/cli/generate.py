@@ -55,6 +55,7 @@ def add_parser(commands: Any) -> None:
         default=4096,
         help="tokens worked on at a time; less needs less memory (default: 4096)",
     )
+    place.add_argument("--text", default="auto", help="text encoder: cpu, stream (through the device), auto")
     place.add_argument(
         "--policy",
         default="auto",
@@ -90,6 +91,7 @@ def run(options: argparse.Namespace) -> int:
         options.device,
         options.dtype,
         options.vae_dtype,
+        options.text,
         chunk_tokens=options.chunk_tokens,
         policy=options.policy,
         vram_budget_gib=options.vram_budget,

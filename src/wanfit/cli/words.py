@@ -33,6 +33,7 @@ FLAGS = {
     "dtype": "--dtype",
     "vae_dtype": "--vae-dtype",
     "chunk_tokens": "--chunk-tokens",
+    "text": "--text",
     "policy": "--policy",
     "vram_budget": "--vram-budget",
     "ram_budget": "--ram-budget",

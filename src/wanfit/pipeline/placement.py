@@ -13,6 +13,8 @@ from ..offload import Policy
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+TEXT = ("auto", "cpu", "stream")
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -68,6 +70,8 @@ def choose_placement(
         target = torch.device("cuda", target.index or 0)
     if chunk_tokens < 1:
         raise InputError("number_invalid", "input", f"<chunk_tokens> is {chunk_tokens}", "Use 1 or more")
+    if text not in TEXT:
+        raise InputError("number_invalid", "input", f"<text> is {text!r}", f"Use one of: {', '.join(TEXT)}")
     compute = _dtype("dtype", dtype, target)
     return Placement(
         target,
