@@ -17,12 +17,10 @@ from .text_encoder import WanFitTextEncoderLoader
 class WanFitExtension(ComfyExtension):
     """All nodes of the pack."""
 
-    async def on_load(self) -> None:
+    async def get_node_list(self) -> list[Any]:
         from ._comfy import folders
 
-        folders.register()
-
-    async def get_node_list(self) -> list[Any]:
+        folders.register()  # not in on_load: 0.3.64 never calls it
         return [
             WanFitLoader,
             WanFitTextEncoderLoader,

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from comfy_api.v0_0_2 import io
 
 NAMES = {"vram_budget": "vram_budget", "ram_budget": "ram_budget", "transformer": "model", "transformer_2": "model_low"}
-_ADVANCED = {"advanced": True}
+
+
+def _advanced(widget: Any) -> Callable[..., Any]:
+    """The widget hidden behind "show advanced" where the front end can; older schema classes have no word for it."""
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        made = widget(*args, **kwargs)
+        made.extra_dict = {"advanced": True}
+        return made
+
+    return make
 
 
 class WanFitOffloadPolicy(io.ComfyNode):
@@ -38,7 +51,7 @@ class WanFitOffloadPolicy(io.ComfyNode):
                     tooltip="GiB of VRAM for weights and activations while sampling, 0 to 192. 0: what is free. Less "
                     "leaves room for other programs and costs time.",
                 ),
-                io.Float.Input(
+                _advanced(io.Float.Input)(
                     "ram_budget",
                     default=0.0,
                     min=0.0,
@@ -46,15 +59,13 @@ class WanFitOffloadPolicy(io.ComfyNode):
                     step=0.5,
                     tooltip="GiB of RAM for copies of blocks, 0 to 2048. 0: what is free. What does not fit is read "
                     "from disk again in every step.",
-                    extra_dict=_ADVANCED,
                 ),
-                io.Combo.Input(
+                _advanced(io.Combo.Input)(
                     "attention",
                     options=["comfyui", "sdpa"],
                     default="comfyui",
                     tooltip="comfyui: the attention that ComfyUI was started with or another node chose. sdpa: "
                     "PyTorch's own, exact.",
-                    extra_dict=_ADVANCED,
                 ),
             ],
             outputs=[

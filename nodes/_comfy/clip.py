@@ -20,8 +20,8 @@ from ...src.wanfit.pipeline.text.spm import model_from_gguf
 from ...src.wanfit.quant import StoredWeight, dequantize, gather_rows, linear
 from . import folders
 
-_LAYERS = 24
-"""Layers of the UMT5-XXL that ComfyUI builds."""
+_LAYERS, _DIM, _FFN = 24, 4096, 10240
+"""Of the UMT5-XXL that ComfyUI builds, and that it recognises by the last two."""
 
 
 def load(name: str, device: str) -> Any:
@@ -137,6 +137,7 @@ def _stored(checkpoint: Checkpoint, options: dict[str, Any]) -> Any:
 
 def _state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     """Norms as tensors, everything large as a placeholder, and the tokenizer."""
+    recognised_by = f"encoder.block.{_LAYERS - 1}.layer.1.DenseReluDense.wi_1.weight"
     tensors: dict[str, torch.Tensor] = {}
     for name, info in checkpoint.tensors.items():
         large = not name.endswith("layer_norm.weight")
@@ -145,6 +146,7 @@ def _state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
             if large
             else dequantize(checkpoint.load(name), torch.float32)
         )
+    tensors[recognised_by] = torch.empty(_FFN, _DIM, dtype=torch.float16, device="meta")
     proto = model_from_gguf(checkpoint.metadata, checkpoint.path.name)
     tensors["spiece_model"] = torch.frombuffer(bytearray(proto), dtype=torch.uint8)
     return tensors

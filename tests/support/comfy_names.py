@@ -1,0 +1,33 @@
+"""Names of the tiny model files of the server tests, and what the tests ask of a core."""
+
+from __future__ import annotations
+
+import numpy as np
+from comfyui_server import Tree
+
+HIGH = "wan2.2_i2v_high_noise_tiny_bf16.safetensors"
+LOW = "wan2.2_i2v_low_noise_tiny_bf16.safetensors"
+HIGH_FP8 = "wan2.2_i2v_high_noise_tiny_fp8_scaled.safetensors"
+HIGH_FP8_PLAIN = "wan2.2_i2v_high_noise_tiny_fp8_dequantised.safetensors"
+HIGH_QUANT = "wan2.2_i2v_high_noise_tiny_comfy_quant.safetensors"
+HIGH_QUANT_PLAIN = "wan2.2_i2v_high_noise_tiny_comfy_quant_dequantised.safetensors"
+HIGH_GGUF = "Wan2.2-I2V-HighNoise-tiny-Q8_0.gguf"
+LOW_GGUF = "Wan2.2-I2V-LowNoise-tiny-Q4_K_M.gguf"
+T2V_HIGH = "wan2.2_t2v_high_noise_tiny_bf16.safetensors"
+T2V_LOW = "wan2.2_t2v_low_noise_tiny_bf16.safetensors"
+TI2V = "wan2.2_ti2v_tiny_5B_bf16.safetensors"
+WAN21 = "wan2.1_i2v_tiny_14B_bf16.safetensors"
+LORA = "tiny_lora.safetensors"
+VAE = "wan_2.1_vae.safetensors"
+TEXT = "umt5-xxl-encoder-Q8_0.gguf"
+
+
+def is_old(tree: Tree) -> bool:
+    """Cores that fix the VAE's width, read scaled fp8 inexactly and new quantisations as garbage."""
+    return tuple(int(part) for part in tree.version.split(".")[:2]) < (0, 4)
+
+
+def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    """|actual - expected| / |expected|, as vectors, in float64."""
+    expected = expected.astype(np.float64)
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
