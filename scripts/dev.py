@@ -1,9 +1,9 @@
 """The one entry for people and CI. Standard library only; makes its own virtual environment in `.venv`.
 
-    python scripts/dev.py demo [--out DIR] [--image FILE] [--prompt TEXT]
-    python scripts/dev.py test [--tier TIER] [--require TIER] [-k EXPR]     includes check
-    python scripts/dev.py check
-    python scripts/dev.py bench NAME [arguments of scripts/bench/NAME.py]
+python scripts/dev.py demo [--out DIR] [--image FILE] [--prompt TEXT]
+python scripts/dev.py test [--tier TIER] [--require TIER] [-k EXPR]     includes check
+python scripts/dev.py check
+python scripts/dev.py bench NAME [arguments of scripts/bench/NAME.py]
 """
 
 from __future__ import annotations

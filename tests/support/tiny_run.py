@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from wanfit.checkpoint import VARIANTS, open_checkpoint
 from wanfit.pipeline.denoise import denoise
 from wanfit.pipeline.files import ModelFiles

@@ -7,6 +7,7 @@ import struct
 import pytest
 import torch
 from PIL import Image
+
 from wanfit.cli.main import main
 from wanfit.tiny.layouts import write_plain
 from wanfit.tiny.models import tiny_transformer, tiny_vae, write_tiny_models
@@ -117,7 +118,9 @@ def test_wrong_pairs_and_parts(generate, models):
     extra = models.parent / "extra"
     text = ["--text-encoder", models / TEXT]
     vae = ["--vae", models / VAE]
-    check(generate("--high", models / HIGH, "--low", models / HIGH, *text, *vae), "[pair_mismatch]", "--low is the high")
+    check(
+        generate("--high", models / HIGH, "--low", models / HIGH, *text, *vae), "[pair_mismatch]", "--low is the high"
+    )
     check(generate("--high", models / LOW, "--low", models / HIGH, *text, *vae), "Swap the two files")
     t2v = extra / "wan2.2_t2v_low_noise_14B.safetensors"
     check(generate("--high", models / HIGH, "--low", t2v, *text, *vae), "36 channels in", "16 channels in")

@@ -11,6 +11,7 @@ from pathlib import Path
 import av
 import pytest
 from PIL import Image
+
 from wanfit.cli.main import main
 from wanfit.tiny.models import write_tiny_models
 

@@ -5,6 +5,7 @@ import time
 
 import torch
 from PIL import Image
+
 from wanfit.memory.chart import draw
 from wanfit.memory.record import MemoryRecord
 

@@ -8,6 +8,7 @@ import torch
 from diffusers import AutoencoderKLWan, WanImageToVideoPipeline, WanPipeline, WanTransformer3DModel
 from PIL import Image
 from tiny_run import context, latents_of, placement_on_cpu, relative_error, settings_for
+
 from wanfit.checkpoint import open_checkpoint, to_diffusers_transformer
 from wanfit.errors import WanFitError
 from wanfit.pipeline import experts as experts_module

@@ -2,6 +2,7 @@
 
 import pytest
 from PIL import Image
+
 from wanfit.errors import InputError
 from wanfit.pipeline.images import fit_image, load_image, size_for_image
 

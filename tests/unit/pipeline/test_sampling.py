@@ -3,6 +3,7 @@
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+
 from wanfit.pipeline.sampling import count_high_steps, flow_sigmas, make_scheduler
 
 
