@@ -1,6 +1,6 @@
 """What importing costs beyond the bare interpreter: `import wanfit`, and the pack as ComfyUI loads it.
 
-    python scripts/dev.py bench import_time [--repeat N] [--json]
+python scripts/dev.py bench import_time [--repeat N] [--json]
 """
 
 from __future__ import annotations

@@ -63,9 +63,7 @@ def write_tiny_models(folder: Path, *, seed: int = 0) -> list[Path]:
             write_comfy_scaled(
                 experts / "wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors", tiny_transformer(seed=seed + 1)
             ),
-            write_gguf(
-                experts / "Wan2.2-I2V-A14B-LowNoise-Q4_K_M.gguf", tiny_transformer(seed=seed + 2), "Q4_K_M"
-            ),
+            write_gguf(experts / "Wan2.2-I2V-A14B-LowNoise-Q4_K_M.gguf", tiny_transformer(seed=seed + 2), "Q4_K_M"),
             write_comfy_fp8_scaled(make_text(seed=seed + 3), folder / "text_encoders"),
             write_plain(folder / "vae" / "wan_2.1_vae.safetensors", tiny_vae(seed=seed + 4)),
         ]
