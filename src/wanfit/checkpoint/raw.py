@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ..errors import CheckpointError
 from .mapped import MappedFile
 
@@ -13,6 +15,19 @@ MAX_HEADER_BYTES = 64 * 2**20
 MAX_TENSORS = 65536
 MAX_DIMENSIONS = 8
 MAX_NAME = 512
+TYPES: Mapping[str, torch.dtype] = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f8_e4m3": torch.float8_e4m3fn,
+    "f8_e5m2": torch.float8_e5m2,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "int8": torch.int8,
+}
+"""What torch calls the types of a file; the others are read as bytes."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,11 @@ class RawTensor:
     offset: int
     nbytes: int
     file: MappedFile
+
+    def view(self) -> torch.Tensor:
+        """The data of a tensor that is not packed in blocks, as a view of the memory map."""
+        shape = self.shape if self.dtype != "f4" else (*self.shape[:-1], self.shape[-1] // 2)
+        return self.file.tensor(self.offset, self.nbytes, TYPES.get(self.dtype, torch.uint8), shape)
 
 
 @dataclass(frozen=True)

@@ -17,22 +17,10 @@ from .folders import model_files
 from .gguf_file import read_gguf
 from .identity import Identity, identify
 from .mapped import MappedFile
-from .raw import RawFile, RawTensor, damaged
+from .raw import TYPES, RawFile, RawTensor, damaged
 from .recognise import recognise
 from .safetensors_file import read_safetensors
 
-_TYPES: Mapping[str, torch.dtype] = {
-    "f64": torch.float64,
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "f8_e4m3": torch.float8_e4m3fn,
-    "f8_e5m2": torch.float8_e5m2,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "int8": torch.int8,
-}
 _FLOAT8 = {"f8_e4m3": torch.float8_e4m3fn, "f8_e5m2": torch.float8_e5m2, "mxfp8": torch.float8_e4m3fn}
 _BYTE_TYPES = ("u8", "f8_e8m0", "f4", "bool")
 _PICKLES = (".pth", ".pt", ".pt2", ".ckpt", ".bin", ".pkl")
@@ -104,7 +92,7 @@ class Checkpoint:
 
     def load_extra(self, name: str) -> torch.Tensor:
         """A tensor of `extras`, as a view of the memory map."""
-        return _view(self._extras[name])
+        return self._extras[name].view()
 
     def close(self) -> None:
         """Give up the files. What was loaded stays valid and keeps its file mapped until it is gone."""
@@ -136,6 +124,17 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if path.is_dir():
         return _open_folder(path)
+    file, raw = open_file(path)
+    return Checkpoint(path, raw, [file])
+
+
+def open_file(path: Path) -> tuple[MappedFile, RawFile]:
+    """Open a single .safetensors or .gguf file and check its header, whatever it holds.
+
+    Raises:
+        CheckpointError: file_missing, file_unreadable, file_unsupported, file_damaged.
+        QuantError: format_unknown.
+    """
     if not path.is_file():
         raise CheckpointError("file_missing", "inspect", f"{path} does not exist", "Check the path")
     suffix = path.suffix.lower()
@@ -150,7 +149,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             "file_unsupported", "inspect", f"{path} is a {suffix or 'nameless'} file", "Give .safetensors or .gguf"
         )
     file = MappedFile(path)
-    return Checkpoint(path, _read(file), [file])
+    return file, _read(file)
 
 
 _RECIPE = (
@@ -201,18 +200,12 @@ def _data(stored: StoredTensor) -> torch.Tensor:
     raw = stored.raw
     if stored.format in _FLOAT8:  # also when the file stores them as bytes
         return raw.file.tensor(raw.offset, raw.nbytes, _FLOAT8[stored.format], stored.shape)
-    if raw.dtype in _TYPES or raw.dtype in _BYTE_TYPES:
-        return _view(raw)
+    if raw.dtype in TYPES or raw.dtype in _BYTE_TYPES:
+        return raw.view()
     rows = math.prod(stored.shape[:-1])
     return raw.file.tensor(raw.offset, raw.nbytes, torch.uint8, (rows, raw.nbytes // rows))
 
 
-def _view(raw: RawTensor) -> torch.Tensor:
-    dtype = _TYPES.get(raw.dtype, torch.uint8)
-    shape = raw.shape if raw.dtype != "f4" else (*raw.shape[:-1], raw.shape[-1] // 2)
-    return raw.file.tensor(raw.offset, raw.nbytes, dtype, shape)
-
-
 def _param(stored: StoredTensor, role: str, raw: RawTensor) -> torch.Tensor:
-    param = _view(raw)
+    param = raw.view()
     return param.view(()) if role in ("scale", "input_scale") and param.numel() == 1 else param
