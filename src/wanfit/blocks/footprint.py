@@ -44,7 +44,13 @@ def activation_bytes(
     keys_values = 2 * batch * context_tokens * shape.dim * itemsize
     context_work = chunk_bytes(shape, batch=batch, tokens=context_tokens)
     inner = batch * chunk_tokens * (shape.dim + shape.ffn_dim) * itemsize
-    self_attention = 4 * stream + max(chunk, attention)
+    if settings.packed_attention:
+        # int8 and one float32 scale a head; an attention call has its q, k and v in the compute dtype besides
+        heads_bytes = 3 * batch * tokens * (shape.dim + 4 * shape.num_heads)
+        attention += 3 * batch * tokens * heads * shape.head_dim * itemsize
+    else:
+        heads_bytes = 3 * stream
+    self_attention = stream + heads_bytes + max(chunk, attention)
     cross_attention = stream + keys_values + max(chunk, context_work)
     feed_forward = stream + max(chunk, inner)
     return max(self_attention, cross_attention, feed_forward) + _FIXED

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from ..errors import InputError
+from ..quant.float8_matmul import Float8Rows, float8_units
 from ..quant.weight import StoredWeight
 from . import modulation as slots
 from .adapter import LowRank
+from .elementwise import Elementwise, elementwise_for
+from .heads import Heads, PackedHeads, PlainHeads
 from .modulation import BlockModulation, TokenModulation
+from .product import Product
 from .projection import BlockWeights
-from .rope import rotate_into
 from .settings import TEXT_TOKENS, BlockShape, ForwardSettings
 
 
@@ -43,162 +46,147 @@ def block_forward(
         InputError: tensor_mismatch: the tensors do not fit each other or `shape`.
         CheckpointError: tensors_missing: `weights` lacks a name.
 
-    Memory: `activation_bytes`: hidden_states, q, k and v, plus work on one chunk. The attention result
-        overwrites q. Each weight is dequantised once; at a time q, k and v of the self-attention, or the two
-        of the feed-forward (2 x 135 MiB in bf16 at 14B, when q, k and v are gone).
+    Memory: `activation_bytes`: hidden_states, q, k and v, plus work on one chunk. The attention result overwrites
+        q. Each weight that is not multiplied as stored is dequantised once; at a time q, k and v of the
+        self-attention, or the two of the feed-forward (2 x 135 MiB in bf16 at 14B, when q, k and v are gone).
     Source: diffusers 0.42.1 models/transformers/transformer_wan.py, Apache-2.0 (the arithmetic).
     """
     _check(hidden_states, shape, context, rotary_emb)
     batch, tokens, _ = hidden_states.shape
-    block = BlockWeights(weights, hidden_states.dtype, adapters)
+    device, dtype = hidden_states.device, hidden_states.dtype
+    float8 = float8_units(device) if settings.float8_matmul is None else settings.float8_matmul
+    block = BlockWeights(weights, dtype, adapters, float8=float8)
     mod = BlockModulation(block.tensor("modulation", torch.float32), modulation, batch, tokens)
     spans = [(i, min(i + settings.chunk_tokens, tokens)) for i in range(0, tokens, settings.chunk_tokens)]
+    parts = settings.elementwise or elementwise_for(device, dtype)
+    work = _Work(hidden_states, block, shape, settings, mod, spans, parts)
 
-    _self_attention(hidden_states, block, shape, mod, rotary_emb, spans, settings)
-    _cross_attention(hidden_states, block, shape, context, spans, settings)
-    _feed_forward(hidden_states, block, shape, mod, spans)
+    work.self_attention(rotary_emb)
+    work.cross_attention(context)
+    work.feed_forward()
     return hidden_states
 
 
-def _self_attention(
-    hidden: torch.Tensor,
-    block: BlockWeights,
-    shape: BlockShape,
-    mod: BlockModulation,
-    rotary_emb: tuple[torch.Tensor, torch.Tensor],
-    spans: list[tuple[int, int]],
-    settings: ForwardSettings,
-) -> None:
-    result = _attention_over_tokens(hidden, block, shape, mod, rotary_emb, spans, settings)
-    project = block.projection("self_attn.o")
-    for start, stop in spans:
-        _add_gated(hidden, project(result[:, start:stop]), mod, slots.GATE_ATTN, start, stop)
+@dataclass(frozen=True)
+class _Work:
+    """One forward: the residual and what all of its parts need."""
 
+    hidden: torch.Tensor
+    block: BlockWeights
+    shape: BlockShape
+    settings: ForwardSettings
+    mod: BlockModulation
+    spans: list[tuple[int, int]]
+    parts: Elementwise
 
-def _attention_over_tokens(
-    hidden: torch.Tensor,
-    block: BlockWeights,
-    shape: BlockShape,
-    mod: BlockModulation,
-    rotary_emb: tuple[torch.Tensor, torch.Tensor],
-    spans: list[tuple[int, int]],
-    settings: ForwardSettings,
-) -> torch.Tensor:
-    """Self-attention without its output projection: (B, N, dim). k and v end with this call."""
-    q, k, v = (hidden.new_empty(hidden.shape) for _ in range(3))
-    _fill_qkv(q, k, v, hidden, block, shape, mod, rotary_emb, spans)
-    q_heads, k_heads, v_heads = (x.unflatten(2, (shape.num_heads, -1)) for x in (q, k, v))
-    step = settings.heads_per_call(shape, hidden.shape[1])
-    for first in range(0, shape.num_heads, step):
-        group = (slice(None), slice(None), slice(first, first + step))
-        q_heads[group] = settings.attention(q_heads[group], k_heads[group], v_heads[group])
-    return q
+    def self_attention(self, rotary_emb: tuple[torch.Tensor, torch.Tensor]) -> None:
+        result = self._attention_over_tokens(rotary_emb)
+        (project,) = self.block.projections("self_attn.o")
+        for start, stop in self.spans:
+            x = result.tokens(start, stop)
+            self._add_gated(project(self.parts.quantize(x) if project.float8 else x), slots.GATE_ATTN, start, stop)
 
+    def _attention_over_tokens(self, rotary_emb: tuple[torch.Tensor, torch.Tensor]) -> Heads:
+        """Self-attention without its output projection, in q's memory. k and v end with this call."""
+        heads = self.shape.num_heads
+        q, k, v = (self._new_heads() for _ in range(3))
+        self._fill_qkv(q, k, v, rotary_emb)
+        step = self.settings.heads_per_call(self.shape, self.hidden.shape[1])
+        for first in range(0, heads, step):
+            group = slice(first, first + step)
+            q.put(group, self.settings.attention(q.get(group), k.get(group), v.get(group)))
+        return q
 
-def _fill_qkv(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    hidden: torch.Tensor,
-    block: BlockWeights,
-    shape: BlockShape,
-    mod: BlockModulation,
-    rotary_emb: tuple[torch.Tensor, torch.Tensor],
-    spans: list[tuple[int, int]],
-) -> None:
-    to_q, to_k, to_v = (block.projection(f"self_attn.{name}") for name in "qkv")
-    norm_q, norm_k = (block.tensor(f"self_attn.norm_{name}.weight") for name in "qk")
-    cos, sin = rotary_emb
-    for start, stop in spans:
-        x = _modulated_norm(hidden, shape, mod, (slots.SHIFT_ATTN, slots.SCALE_ATTN), start, stop)
-        v[:, start:stop] = to_v(x)
-        turn = cos[:, start:stop], sin[:, start:stop]
-        for target, project, norm in ((q, to_q, norm_q), (k, to_k, norm_k)):
-            rotate_into(
-                target[:, start:stop],
-                F.rms_norm(project(x), (shape.dim,), norm, shape.eps),
-                *turn,
-                shape.num_heads,
+    def _new_heads(self) -> Heads:
+        if self.settings.packed_attention:
+            return PackedHeads(self.hidden, self.shape.num_heads, self.parts)
+        return PlainHeads(self.hidden, self.shape.num_heads)
+
+    def _fill_qkv(self, q: Heads, k: Heads, v: Heads, rotary_emb: tuple[torch.Tensor, torch.Tensor]) -> None:
+        to_q, to_k, to_v = self.block.projections(*(f"self_attn.{name}" for name in "qkv"))
+        norm_q, norm_k = (self.block.tensor(f"self_attn.norm_{name}.weight") for name in "qk")
+        cos, sin = rotary_emb
+        heads, eps = self.shape.num_heads, self.shape.eps
+        for start, stop in self.spans:
+            x = self._modulated_norm((slots.SHIFT_ATTN, slots.SCALE_ATTN), start, stop, quantize=to_q.float8)
+            room = v.room(start, stop)
+            self.parts.store(to_v(x), room)
+            v.commit(start, stop, room)
+            turn = cos[:, start:stop], sin[:, start:stop]
+            for target, project, norm in ((q, to_q, norm_q), (k, to_k, norm_k)):
+                room = target.room(start, stop)
+                self.parts.rms_norm_rotate(project(x), norm, eps, turn, heads, room)
+                target.commit(start, stop, room)
+
+    def cross_attention(self, context: torch.Tensor) -> None:
+        keys_values = list(self._context_keys_values(context))
+        (to_q,) = self.block.projections("cross_attn.q")
+        (to_out,) = self.block.projections("cross_attn.o")
+        norm_q = self.block.tensor("cross_attn.norm_q.weight")
+        scale, shift = (self.block.tensor(f"norm3.{name}", torch.float32).view(1, 1, -1) for name in ("weight", "bias"))
+        heads, eps, attention = self.shape.num_heads, self.shape.eps, self.settings.attention
+        for start, stop in self.spans:
+            residual = self.hidden[:, start:stop]
+            q = to_q(self.parts.norm(residual, shift, scale, eps, quantize=to_q.float8))
+            self.parts.rms_norm_rotate(q, norm_q, eps, None, heads, q.data)
+            query = q.data.unflatten(2, (heads, -1))
+            result = attention(query, *keys_values[0])
+            for key_value in keys_values[1:]:
+                result = result + attention(query, *key_value)
+            del q, query
+            result = result.flatten(2)
+            self.parts.add_gated(to_out(self.parts.quantize(result) if to_out.float8 else result), None, residual)
+
+    def _context_keys_values(self, context: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values (B, L, heads, head_dim) of the text, then of the image tokens if there are any."""
+        image_tokens, heads = self.shape.image_tokens, self.shape.num_heads
+        image = context.shape[1] - TEXT_TOKENS if image_tokens is None else image_tokens
+        groups = [("", context[:, image:])] + ([("_img", context[:, :image])] if image else [])
+        for suffix, tokens in groups:
+            norm = self.block.tensor(f"cross_attn.norm_k{suffix}.weight")
+            to_k, to_v = self.block.projections(f"cross_attn.k{suffix}", f"cross_attn.v{suffix}")
+            x = self.parts.quantize(tokens) if to_k.float8 else tokens
+            key = to_k(x)
+            self.parts.rms_norm_rotate(key, norm, self.shape.eps, None, heads, key.data)
+            value = to_v(x)
+            yield key.data.unflatten(2, (heads, -1)), value.value().unflatten(2, (heads, -1))
+
+    def feed_forward(self) -> None:
+        (widen,) = self.block.projections("ffn.0")
+        (narrow,) = self.block.projections("ffn.2")
+        for start, stop in self.spans:
+            inner = self.parts.gelu(
+                widen(self._modulated_norm((slots.SHIFT_FFN, slots.SCALE_FFN), start, stop, quantize=widen.float8)),
+                quantize=narrow.float8,
             )
+            update = narrow(inner)
+            del inner
+            self._add_gated(update, slots.GATE_FFN, start, stop)
 
+    def _modulated_norm(
+        self, shift_and_scale: tuple[int, int], start: int, stop: int, *, quantize: bool
+    ) -> torch.Tensor | Float8Rows:
+        """norm(hidden) * (1 + scale) + shift of tokens [start, stop)."""
+        shifts, scales = (list(self.mod.parts(slot, start, stop)) for slot in shift_and_scale)
+        x = self.hidden[:, start:stop]
+        if len(shifts) == 1:
+            return self.parts.norm(x, shifts[0][1], scales[0][1], self.shape.eps, quantize=quantize)
+        shift, scale = (
+            torch.cat([vector.expand(-1, part.stop - part.start, -1) for part, vector in vectors], dim=1)
+            for vectors in (shifts, scales)
+        )
+        return self.parts.norm(x, shift, scale, self.shape.eps, quantize=quantize)
 
-def _cross_attention(
-    hidden: torch.Tensor,
-    block: BlockWeights,
-    shape: BlockShape,
-    context: torch.Tensor,
-    spans: list[tuple[int, int]],
-    settings: ForwardSettings,
-) -> None:
-    keys_values = list(_context_keys_values(block, shape, context))
-    to_q, to_out = block.projection("cross_attn.q"), block.projection("cross_attn.o")
-    norm_q = block.tensor("cross_attn.norm_q.weight")
-    norm = block.tensor("norm3.weight", torch.float32), block.tensor("norm3.bias", torch.float32)
-    for start, stop in spans:
-        residual = hidden[:, start:stop]
-        x = F.layer_norm(residual.float(), (shape.dim,), *norm, shape.eps).to(hidden.dtype)
-        q = F.rms_norm(to_q(x), (shape.dim,), norm_q, shape.eps).unflatten(2, (shape.num_heads, -1))
-        del x
-        result = settings.attention(q, *keys_values[0])
-        for key_value in keys_values[1:]:
-            result = result + settings.attention(q, *key_value)
-        del q
-        residual += to_out(result.flatten(2))
-
-
-def _context_keys_values(
-    block: BlockWeights, shape: BlockShape, context: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values (B, L, heads, head_dim) of the text, then of the image tokens if there are any."""
-    image = context.shape[1] - TEXT_TOKENS if shape.image_tokens is None else shape.image_tokens
-    parts = [("", context[:, image:])] + ([("_img", context[:, :image])] if image else [])
-    for suffix, tokens in parts:
-        norm = block.tensor(f"cross_attn.norm_k{suffix}.weight")
-        key = F.rms_norm(block.projection(f"cross_attn.k{suffix}")(tokens), (shape.dim,), norm, shape.eps)
-        value = block.projection(f"cross_attn.v{suffix}")(tokens)
-        yield key.unflatten(2, (shape.num_heads, -1)), value.unflatten(2, (shape.num_heads, -1))
-
-
-def _feed_forward(
-    hidden: torch.Tensor,
-    block: BlockWeights,
-    shape: BlockShape,
-    mod: BlockModulation,
-    spans: list[tuple[int, int]],
-) -> None:
-    widen, narrow = block.projection("ffn.0"), block.projection("ffn.2")
-    for start, stop in spans:
-        inner = widen(_modulated_norm(hidden, shape, mod, (slots.SHIFT_FFN, slots.SCALE_FFN), start, stop))
-        torch.ops.aten.gelu_(inner, approximate="tanh")
-        update = narrow(inner)
-        del inner
-        _add_gated(hidden, update, mod, slots.GATE_FFN, start, stop)
-
-
-def _modulated_norm(
-    hidden: torch.Tensor,
-    shape: BlockShape,
-    mod: BlockModulation,
-    shift_and_scale: tuple[int, int],
-    start: int,
-    stop: int,
-) -> torch.Tensor:
-    """norm(hidden) * (1 + scale) + shift of tokens [start, stop), in float32, returned in hidden's dtype."""
-    normed = F.layer_norm(hidden[:, start:stop].float(), (shape.dim,), eps=shape.eps)
-    out = normed if hidden.dtype == torch.float32 else normed.new_empty(normed.shape, dtype=hidden.dtype)
-    shifts, scales = (mod.parts(slot, start, stop) for slot in shift_and_scale)
-    for (part, shift), (_, scale) in zip(shifts, scales, strict=True):
-        torch.addcmul(shift, normed[:, part], scale, out=out[:, part])
-    return out
-
-
-def _add_gated(
-    hidden: torch.Tensor, update: torch.Tensor, mod: BlockModulation, slot: int, start: int, stop: int
-) -> None:
-    """hidden += update * gate for tokens [start, stop), computed in float32, in place."""
-    for part, gate in mod.parts(slot, start, stop):
-        residual = hidden[:, start:stop][:, part]
-        torch.addcmul(residual, update[:, part], gate, out=residual)
+    def _add_gated(self, update: Product, slot: int, start: int, stop: int) -> None:
+        """hidden += update * gate for tokens [start, stop), computed in float32, in place."""
+        gates = list(self.mod.parts(slot, start, stop))
+        residual = self.hidden[:, start:stop]
+        if len(gates) == 1:
+            self.parts.add_gated(update, gates[0][1], residual)
+            return
+        value = update.value()
+        for part, gate in gates:
+            self.parts.add_gated(Product(value[:, part].contiguous()), gate, residual[:, part])
 
 
 def _check(

@@ -12,6 +12,7 @@ from torch import nn
 from ..quant.weight import StoredWeight
 from .forward import block_forward
 from .modulation import TokenModulation
+from .patches import BlockPatches
 from .settings import BlockShape, ForwardSettings
 
 
@@ -30,7 +31,7 @@ class LeanBlock(nn.Module):
     """Drop-in for diffusers' `WanTransformerBlock` without parameters of its own.
 
     `hidden_states` is updated in place: the caller must not need its old values. `settings` may be replaced
-    between forwards, as when memory ran out and the next tighter ones are taken.
+    between forwards, as when memory ran out and the next tighter ones are taken; so may `patches`.
 
     Args:
         index: the block's number, handed to `source`.
@@ -42,6 +43,7 @@ class LeanBlock(nn.Module):
         self.source = source
         self.shape = shape
         self.settings = settings
+        self.patches: BlockPatches | None = None
 
     def forward(
         self,
@@ -53,13 +55,16 @@ class LeanBlock(nn.Module):
         """As `WanTransformerBlock.forward`; `timestep_proj` may be a `TokenModulation` as well."""
         if self.settings.check_interrupt is not None:
             self.settings.check_interrupt()
+        device, dtype = hidden_states.device, hidden_states.dtype
+        patches = self.patches.to(device, dtype) if self.patches is not None else BlockPatches()
         with self.source.onload(self.index) as weights:
             return block_forward(
                 hidden_states,
-                weights,
+                patches.over(weights, dtype),
                 self.shape,
                 context=encoder_hidden_states,
                 modulation=timestep_proj,
                 rotary_emb=rotary_emb,
                 settings=self.settings,
+                adapters=patches.low_rank,
             )

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 
 from ..errors import CheckpointError
-from ..quant import dequantize, linear
+from ..quant import dequantize
+from ..quant.float8_matmul import Float8Rows, matmul, takes_float8
 from ..quant.weight import StoredWeight
 from .adapter import LowRank
-
-_FORMAT_OF = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+from .product import Product
 
 
 class BlockWeights:
@@ -22,6 +23,7 @@ class BlockWeights:
         weights: as `WeightSource.onload` gives them.
         dtype: compute dtype.
         adapters: LoRAs by the name of their linear: `self_attn.q`, `ffn.0` ...
+        float8: multiply in float8 where the stored weight is one.
     """
 
     def __init__(
@@ -29,10 +31,13 @@ class BlockWeights:
         weights: Mapping[str, StoredWeight],
         dtype: torch.dtype,
         adapters: Mapping[str, Sequence[LowRank]] | None = None,
+        *,
+        float8: bool = False,
     ) -> None:
         self._weights = weights
         self._dtype = dtype
         self._adapters = adapters or {}
+        self._float8 = float8 and dtype.itemsize == 2
 
     def _stored(self, name: str) -> StoredWeight:
         if name not in self._weights:
@@ -42,21 +47,47 @@ class BlockWeights:
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         return dequantize(self._stored(name), dtype or self._dtype)
 
-    def projection(self, name: str) -> Projection:
-        """The linear `name`, dequantised now; it holds that copy until it is dropped."""
-        stored = self._stored(f"{name}.weight")
-        ready = StoredWeight(_FORMAT_OF[self._dtype], stored.shape, dequantize(stored, self._dtype))
-        return Projection(ready, self.tensor(f"{name}.bias"), self._adapters.get(name, ()))
+    def projections(self, *names: str) -> tuple[Projection, ...]:
+        """Linears of one input: all of them read it in float8, or none does.
+
+        Unless they multiply in float8 they are dequantised now, and hold that copy until they are dropped.
+        """
+        stored = [self._stored(f"{name}.weight") for name in names]
+        float8 = self._float8 and all(takes_float8(weight) for weight in stored)
+        return tuple(
+            Projection(
+                weight if float8 else dequantize(weight, self._dtype),
+                self.tensor(f"{name}.bias"),
+                self._adapters.get(name, ()),
+            )
+            for name, weight in zip(names, stored, strict=True)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Projection:
-    weight: StoredWeight
+    """One linear: a float8 weight as stored, or a matrix in the compute dtype."""
+
+    weight: StoredWeight | torch.Tensor
     bias: torch.Tensor
     adapters: Sequence[LowRank] = ()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        output = linear(x, self.weight, self.bias)
+    @property
+    def float8(self) -> bool:
+        """Whether it takes `Float8Rows`."""
+        return isinstance(self.weight, StoredWeight)
+
+    def __call__(self, x: torch.Tensor | Float8Rows) -> Product:
+        if isinstance(x, Float8Rows) and isinstance(self.weight, StoredWeight):
+            product = Product(matmul(x, self.weight, self.bias.dtype), x.scale, self.bias)
+        elif isinstance(x, torch.Tensor) and isinstance(self.weight, torch.Tensor):
+            product = Product(F.linear(x, self.weight, self.bias))
+        else:
+            raise TypeError(f"a linear over {type(self.weight).__name__} was given {type(x).__name__}")
+        if not self.adapters:
+            return product
+        value = product.value()
+        plain = x.to(value.dtype) if isinstance(x, Float8Rows) else x
         for adapter in self.adapters:
-            adapter.add_to(output, x)
-        return output
+            adapter.add_to(value, plain)
+        return Product(value)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import InputError
 from .attention import AttentionBackend, sdpa
+from .elementwise import Elementwise
 
 TEXT_TOKENS = 512
 """Text tokens that diffusers' Wan processor takes for granted behind the image tokens."""
@@ -49,11 +50,20 @@ class ForwardSettings:
     Args:
         chunk_tokens: tokens that are worked on at a time; any number from 1, larger than the sequence too.
             Attention is cut into groups of heads whose result is no larger than one such chunk.
+        attention: the back end.
+        float8_matmul: multiply float8 weights in float8; None where the card has the units. The activations are
+            rounded to float8 then: relative error about 3e-2 of each product.
+        packed_attention: keep q, k and v of the self-attention in 8 bits until their heads' turn: 1.5 times the
+            residual less memory, relative error about 1e-2 of the attention's result.
+        elementwise: None for the fused kernels where Triton works, else plain PyTorch.
         check_interrupt: called by `LeanBlock` before each block; raises to stop the run.
     """
 
     chunk_tokens: int
     attention: AttentionBackend = sdpa
+    float8_matmul: bool | None = None
+    packed_attention: bool = False
+    elementwise: Elementwise | None = None
     check_interrupt: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:

@@ -15,6 +15,8 @@ from .store import BlockStore
 
 T = TypeVar("T")
 
+PACKING_CHUNK = 1024
+"""Tokens. From here on q, k and v take so much more than a chunk that packing them comes first."""
 SMALLEST_CHUNK = 256
 """Tokens. Below this a chunk is no longer what a forward's memory is made of."""
 
@@ -22,8 +24,9 @@ SMALLEST_CHUNK = 256
 class Ladder:
     """Settings of a run, from those it was planned with to the tightest; it only ever goes down.
 
-    First fewer blocks stay on the device (the result stays the same to the last bit), by half each time; then the
-    chunks get smaller, by half each time, and with them the groups of attention heads (the same up to rounding).
+    First fewer blocks stay on the device, by half each time: the result stays the same to the last bit. Then the
+    chunks get smaller, by half each time, and with them the groups of attention heads: the same up to rounding. At
+    1024 tokens q, k and v are packed in 8 bits (see `ForwardSettings`), then the chunks get smaller still.
 
     Args:
         settings: where to begin.
@@ -74,6 +77,10 @@ class Ladder:
             self._log(f"blocks kept on the device: {resident} -> {resident // 2}")
             return True
         chunk = self.settings.chunk_tokens
+        if chunk <= PACKING_CHUNK and not self.settings.packed_attention:
+            self.settings = dataclasses.replace(self.settings, packed_attention=True)
+            self._log("q, k and v: packed in 8 bits")
+            return True
         if chunk <= SMALLEST_CHUNK:
             return False
         smaller = max(SMALLEST_CHUNK, chunk // 2)

@@ -15,6 +15,7 @@ from .bits import damaged
 from .float8 import mxfp8, plain, scaled_float8
 from .int8 import scaled_int8
 from .nvfp4 import nvfp4
+from .triton_support import fused_blocks
 from .weight import StoredWeight
 
 Dequantizer = Callable[[StoredWeight, torch.dtype], torch.Tensor]
@@ -47,6 +48,9 @@ def _blocks(
         if data.dtype != torch.uint8 or tuple(data.shape) != (rows, columns // elements * block_bytes):
             raise damaged(f"A {weight.format} tensor of shape {weight.shape} stores {tuple(data.shape)} {data.dtype}")
         data = data if data.stride(-1) == 1 else data.contiguous()
+        fused = fused_blocks(data, weight.format, dtype)
+        if fused is not None:
+            return fused.view(weight.shape)
         return decode(data.unflatten(-1, (-1, block_bytes)), dtype).reshape(weight.shape)
 
     return by_rows

@@ -1,0 +1,334 @@
+"""One forward of the 14B transformer with random weights: time, peak memory and error, beside diffusers.
+
+    python scripts/dev.py bench dit --layouts fp8_scaled --sizes 480p 720p --policies stream resident
+    python scripts/dev.py bench dit --peers resident group fp8_group
+    python scripts/dev.py bench dit --free-gib 8 --experts 2 --steps 4 --sizes 720p    a second process holds the rest
+    python scripts/dev.py bench dit --accuracy
+
+Prints a table and writes JSON to docs/measurements/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+
+import torch
+from dit_peers import PEERS
+from dit_weights import DIM, LAYOUTS, RepeatedFile, as_float32, base_block, build, stored_block
+
+from wanfit.blocks import ForwardSettings
+from wanfit.blocks.elementwise import PLAIN
+from wanfit.offload import BlockStore, Ladder
+
+SIZES = {"480p": (832, 480), "720p": (1280, 720), "1088p": (1920, 1088)}
+GIB = 2**30
+MEASUREMENTS = Path(__file__).resolve().parents[2] / "docs" / "measurements"
+HOLD = """
+import sys, torch
+keep = []
+free = torch.cuda.mem_get_info()[0] - int(float(sys.argv[1]) * 2**30)
+while free > 0:
+    size = min(free, 2**30)
+    keep.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    free -= size
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def inputs(size: str, frames: int, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    width, height = SIZES[size]
+    generator = torch.Generator(device).manual_seed(7)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device=device).to(dtype)
+
+    return {
+        "hidden_states": noise(1, 16, (frames - 1) // 4 + 1, height // 8, width // 8),
+        "timestep": torch.tensor([700.0], device=device),
+        "encoder_hidden_states": noise(1, 512, 4096),
+    }
+
+
+def measure(forward: Callable[[], object], repeat: int) -> dict[str, float]:
+    """Best and all times of `repeat` forwards after one for warming up; memory of the repeats only."""
+    begin = time.perf_counter()
+    forward()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - begin
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        forward()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return {
+        "seconds": min(times),
+        "worst": max(times),
+        "first": first,
+        "allocated": torch.cuda.max_memory_allocated() / GIB,
+        "reserved": torch.cuda.max_memory_reserved() / GIB,
+    }
+
+
+def throttle(store: BlockStore, gigabytes: float) -> None:
+    """Make each copy as slow as over a bus of so many GB/s, by idling on the copy stream."""
+    lane = store._lane
+    clock = torch.cuda.get_device_properties(lane.device).clock_rate * 1e3 if hasattr(
+        torch.cuda.get_device_properties(lane.device), "clock_rate") else 1.98e9  # fmt: skip
+    upload = lane.upload
+    rate = 50e9
+
+    def slow(slot, source):  # noqa: ANN001, ANN202
+        missing = source.numel() * (1 / (gigabytes * 1e9) - 1 / rate)
+        with torch.cuda.stream(lane._stream):
+            torch.cuda._sleep(int(missing * clock))
+        return upload(slot, source)
+
+    lane.upload = slow
+
+
+@contextlib.contextmanager
+def only_free(gib: float | None) -> Iterator[None]:
+    """A second process holds all device memory but `gib` GiB."""
+    if gib is None:
+        yield
+        return
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(gib)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        holder.stdout.readline()
+        yield
+    finally:
+        holder.stdin.close()
+        holder.wait()
+
+
+def ours(options: argparse.Namespace, base: dict[str, torch.Tensor], device: torch.device) -> Iterator[dict]:
+    settings = ForwardSettings(
+        chunk_tokens=options.chunk,
+        float8_matmul=None if options.float8 else False,
+        packed_attention=options.packed,
+        elementwise=PLAIN if options.plain else None,
+    )
+    for layout in options.layouts:
+        block = stored_block(base, layout)
+        for policy in options.policies:
+            files = [RepeatedFile(block, options.blocks) for _ in range(options.experts)]
+            with BlockStore(
+                files,
+                device,
+                policy=policy,
+                vram_budget=int(options.vram_gib * GIB) if options.vram_gib else None,
+                ram_budget=int(options.ram_gib * GIB),
+            ) as store:
+                if options.throttle:
+                    throttle(store, options.throttle)
+                ladder = Ladder(settings, store)
+                models = [build(store.source(i), ladder, options.blocks, device) for i in range(options.experts)]
+                for size in options.sizes:
+                    yield {"engine": "wanfit", "layout": layout, "policy": policy, "size": size} | run_sizes(
+                        options, store, models, inputs(size, options.frames, device, torch.bfloat16)
+                    )
+                del models
+            torch.cuda.empty_cache()
+
+
+def run_sizes(options: argparse.Namespace, store: BlockStore, models: list, given: dict) -> dict:
+    def forward_of(model):  # noqa: ANN001, ANN202
+        return lambda: model(**given, return_dict=False)[0]
+
+    ladder = models[0].ladder
+    if options.steps:
+        row = steps(options, [forward_of(model) for model in models])
+    else:
+        row = measure(forward_of(models[0]), options.repeat)
+    report = store.report
+    if options.profile:
+        profile(forward_of(models[0]))
+    speed = report.speed
+    return row | {
+        "resident": report.resident,
+        "slots_gib": report.device_bytes / GIB,
+        "host_gib": report.host_bytes / GIB,
+        "pinned_gib": report.pinned_bytes / GIB,
+        "copy_gb_s": speed.bandwidth / 1e9 if speed else None,
+        "block_ms": speed.block_seconds * 1e3 if speed else None,
+        "rungs": ladder.steps,
+        "notices": list(report.notices),
+        "kernels": elementwise_name(ladder.settings),
+    }
+
+
+def elementwise_name(settings: ForwardSettings) -> str:
+    from wanfit.blocks.elementwise import elementwise_for
+
+    return (settings.elementwise or elementwise_for(torch.device("cuda", 0), torch.bfloat16)).name
+
+
+def steps(options: argparse.Namespace, forwards: list) -> dict:
+    """A run over several experts, each an equal share of the steps; twice, so that the switch back is seen too."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    times, held = [], []
+    for _ in range(2):
+        for forward in forwards:
+            for _ in range(options.steps // len(forwards)):
+                begin = time.perf_counter()
+                forward()
+                torch.cuda.synchronize()
+                times.append(round(time.perf_counter() - begin, 3))
+                held.append(round(torch.cuda.memory_allocated() / GIB, 3))
+    return {
+        "seconds": min(times),
+        "worst": max(times[1:]),
+        "first": times[0],
+        "times": times,
+        "held": held,
+        "allocated": torch.cuda.max_memory_allocated() / GIB,
+        "reserved": torch.cuda.max_memory_reserved() / GIB,
+    }
+
+
+def profile(forward: Callable[[], object]) -> None:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    with profiler(activities=[ProfilerActivity.CUDA]) as result:
+        forward()
+        torch.cuda.synchronize()
+    print(result.key_averages().table(sort_by="cuda_time_total", row_limit=22, max_name_column_width=70))
+
+
+def accuracy(options: argparse.Namespace, base: dict[str, torch.Tensor], device: torch.device) -> Iterator[dict]:
+    """Relative error of one forward at few tokens, against float32 on the same weights."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+    def run(block: dict, settings: ForwardSettings, dtype: torch.dtype) -> torch.Tensor:
+        with BlockStore([RepeatedFile(block, options.blocks)], device, policy="stream") as store:
+            model = build(store.source(), Ladder(settings, store), options.blocks, device)
+            if dtype == torch.float32:
+                model.float()
+            given = inputs("480p", 5, device, dtype)
+            given["hidden_states"] = given["hidden_states"].to(torch.bfloat16).to(dtype)
+            given["encoder_hidden_states"] = given["encoder_hidden_states"].to(torch.bfloat16).to(dtype)
+            return model(**given, return_dict=False)[0].double()
+
+    def error(value: torch.Tensor, reference: torch.Tensor) -> float:
+        return float((value - reference).norm() / reference.norm())
+
+    plain = ForwardSettings(chunk_tokens=4096, float8_matmul=False, elementwise=PLAIN)
+    for layout in options.layouts:
+        block = stored_block(base, layout)
+        reference = run(as_float32(block), plain, torch.float32)
+        for name, settings in (
+            ("plain", plain),
+            ("fused", ForwardSettings(chunk_tokens=4096, float8_matmul=False)),
+            ("fused, float8", ForwardSettings(chunk_tokens=4096)),
+        ):
+            if "float8" in name and layout != "fp8_scaled":
+                continue
+            yield {"engine": f"wanfit {name}", "layout": layout, "size": "480p x 5", "error": error(
+                run(block, settings, torch.bfloat16), reference)}  # fmt: skip
+    if "fp8_group" in options.peers:
+        original = run(as_float32(stored_block(base, "bf16")), plain, torch.float32)
+        peer = PEERS["fp8_group"](base, options.blocks, device)
+        value = peer(**inputs("480p", 5, device, torch.bfloat16), return_dict=False)[0].double()
+        yield {"engine": "diffusers fp8_group", "layout": "bf16", "size": "480p x 5", "error": error(value, original)}
+        ours8 = run(stored_block(base, "fp8_scaled"), ForwardSettings(chunk_tokens=4096), torch.bfloat16)
+        yield {"engine": "wanfit fused, float8", "layout": "against bf16", "size": "480p x 5",
+               "error": error(ours8, original)}  # fmt: skip
+
+
+def peers(options: argparse.Namespace, base: dict[str, torch.Tensor], device: torch.device) -> Iterator[dict]:
+    for name in options.peers:
+        model = PEERS[name](base, options.blocks, device)
+        for size in options.peer_sizes or options.sizes:
+            given = inputs(size, options.frames, device, torch.bfloat16)
+            row = measure(partial(model, **given, return_dict=False), options.repeat)
+            yield {"engine": f"diffusers {name}", "layout": "bf16", "policy": name, "size": size} | row
+        del model
+        torch.cuda.empty_cache()
+
+
+def table(rows: list[dict]) -> str:
+    head = ("engine", "layout", "policy", "size", "seconds", "worst", "first", "allocated", "reserved", "resident",
+            "copy_gb_s", "block_ms", "error", "times", "held", "rungs", "notices")  # fmt: skip
+
+    def text(value: object) -> str:
+        if isinstance(value, list):
+            return " ".join(str(v) for v in value)
+        return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    cells = [[text(row.get(name)) for name in head] for row in rows]
+    shown = [i for i in range(len(head)) if any(line[i] for line in cells)]
+    return "\n".join(" | ".join(line[i] for i in shown) for line in [list(head), *cells])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layouts", nargs="*", choices=LAYOUTS, default=["fp8_scaled"])
+    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=["480p"])
+    parser.add_argument("--policies", nargs="*", choices=["stream", "resident", "auto"], default=["stream"])
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=[])
+    parser.add_argument("--peer-sizes", nargs="*", choices=SIZES, help="default: --sizes")
+    parser.add_argument("--frames", type=int, default=81)
+    parser.add_argument("--blocks", type=int, default=40)
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--chunk", type=int, default=4096, help="tokens")
+    parser.add_argument("--ram-gib", type=float, default=32, help="host memory for blocks")
+    parser.add_argument("--vram-gib", type=float, help="device memory for blocks")
+    parser.add_argument("--throttle", type=float, help="GB/s of the bus")
+    parser.add_argument("--free-gib", type=float, help="device memory that a second process leaves free")
+    parser.add_argument("--experts", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=0, help="instead of --repeat: a run over all experts, twice")
+    parser.add_argument("--plain", action="store_true", help="no fused kernels")
+    parser.add_argument("--no-float8", dest="float8", action="store_false", help="no float8 products")
+    parser.add_argument("--packed", action="store_true", help="q, k and v in 8 bits")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--accuracy", action="store_true", help="errors instead of times")
+    parser.add_argument("--out", type=Path, help="JSON; default: docs/measurements/dit-<time>.json")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a CUDA device")
+    device = torch.device("cuda", 0)
+    base = base_block(device)
+    rows: list[dict] = []
+    with torch.inference_mode(), only_free(options.free_gib):
+        for part in (accuracy,) if options.accuracy else (ours, peers):
+            for row in part(options, base, device):
+                rows.append(row)
+                print(table(rows[-1:]).splitlines()[-1], flush=True)
+    print(table(rows))
+    now = datetime.now(timezone.utc)
+    out = options.out or MEASUREMENTS / f"dit-{now:%Y%m%d-%H%M%S}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    record = {
+        "when": now.isoformat(timespec="seconds"),
+        "command": sys.argv[1:],
+        "device": torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "frames": options.frames,
+        "dim": DIM,
+        "rows": rows,
+    }
+    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {out}")
+
+
+if __name__ == "__main__":
+    main()

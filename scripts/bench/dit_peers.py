@@ -1,0 +1,63 @@
+"""diffusers' own transformer with the same random weights: resident, group offload, layerwise fp8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from accelerate import init_empty_weights
+from diffusers import WanTransformer3DModel
+from diffusers.hooks import apply_group_offloading
+from dit_weights import CONFIG, fill_rest
+
+from wanfit.checkpoint import to_diffusers_transformer
+
+Base = Mapping[str, torch.Tensor]
+
+
+def _model(base: Base, layers: int, device: torch.device, where: torch.device) -> WanTransformer3DModel:
+    with init_empty_weights():
+        model = WanTransformer3DModel(**CONFIG, num_layers=layers)
+    fill_rest(model, device)
+    state: dict[str, torch.Tensor] = {}
+    for name, value in base.items():
+        target = to_diffusers_transformer(f"blocks.0.{name}").removeprefix("blocks.0.")
+        wide = target.startswith("scale_shift_table") or target.startswith("norm2")
+        stored = value.to(where, torch.float32 if wide else torch.bfloat16)
+        for index in range(layers):
+            state[f"blocks.{index}.{target}"] = stored.clone()
+    model.load_state_dict(state, strict=False, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def resident(base: Base, layers: int, device: torch.device) -> WanTransformer3DModel:
+    return _model(base, layers, device, device)
+
+
+def group(base: Base, layers: int, device: torch.device) -> WanTransformer3DModel:
+    return _offloaded(_model(base, layers, device, torch.device("cpu")), device)
+
+
+def fp8_group(base: Base, layers: int, device: torch.device) -> WanTransformer3DModel:
+    model = _model(base, layers, device, torch.device("cpu"))
+    model.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.bfloat16)
+    return _offloaded(model, device)
+
+
+def _offloaded(model: WanTransformer3DModel, device: torch.device) -> WanTransformer3DModel:
+    apply_group_offloading(
+        model,
+        onload_device=device,
+        offload_device=torch.device("cpu"),
+        offload_type="block_level",
+        num_blocks_per_group=1,
+        use_stream=True,
+    )
+    return model
+
+
+PEERS: dict[str, Callable[[Base, int, torch.device], WanTransformer3DModel]] = {
+    "resident": resident,
+    "group": group,
+    "fp8_group": fp8_group,
+}

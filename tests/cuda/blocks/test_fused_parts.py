@@ -1,0 +1,121 @@
+"""The fused element-wise kernels against the plain ones, and the float8 product against its own numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from wanfit.blocks.elementwise import PLAIN, elementwise_for
+from wanfit.blocks.product import Product
+from wanfit.quant import StoredWeight
+from wanfit.quant.float8_matmul import Float8Rows, float8_units, matmul, quantize_rows
+from wanfit.quant.triton_support import triton_refusal
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+DEVICE = torch.device("cuda", 0)
+DTYPE = torch.bfloat16
+TOLERANCE = 6e-3
+"""Relative error of one vector: each side rounds to bfloat16 (2e-3 rms) once or twice."""
+
+
+@pytest.fixture
+def fused():
+    refusal = triton_refusal(DEVICE)
+    if refusal:
+        pytest.skip(refusal)
+    return elementwise_for(DEVICE, DTYPE)
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = DTYPE) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE).to(dtype)
+
+
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.float() - expected.float()).norm() / expected.float().norm())
+
+
+def product(dim: int, *, scaled: bool, seed: int) -> Product:
+    data = noise(2, 5, dim, seed=seed)
+    if not scaled:
+        return Product(data)
+    return Product(data, noise(2, 5, seed=seed + 1, dtype=torch.float32).abs(), noise(dim, seed=seed + 2))
+
+
+def values(x: torch.Tensor | Float8Rows) -> torch.Tensor:
+    return x.to(torch.float32) if isinstance(x, Float8Rows) else x.float()
+
+
+@pytest.mark.parametrize("dim", [256, 1536, 5120])
+@pytest.mark.parametrize("rows", [(1, 1), (2, 1), (2, 5)])
+@pytest.mark.parametrize("quantize", [False, True])
+def test_norm(fused, dim: int, rows: tuple[int, int], quantize: bool):
+    if quantize and not float8_units(DEVICE):
+        pytest.skip("no float8 units")
+    x = noise(2, 9, dim)[:, 2:7]
+    shift, scale = (noise(*rows, dim, seed=s, dtype=torch.float32) for s in (1, 2))
+    actual, expected = (p.norm(x, shift, scale, 1e-6, quantize=quantize) for p in (fused, PLAIN))
+    # float8 has 3 bits of mantissa: a value on the edge of two of them lands on either side
+    assert relative(values(actual), values(expected)) < (2e-2 if quantize else TOLERANCE)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("rotate", [False, True])
+def test_rms_norm_rotate(fused, scaled: bool, rotate: bool):
+    dim, heads = 5120, 40
+    weight = noise(dim, seed=9)
+    angles = torch.rand(1, 9, 1, 64, device=DEVICE).repeat_interleave(2, dim=-1)
+    rotary = (angles.cos()[:, 2:7], angles.sin()[:, 2:7]) if rotate else None
+    results = []
+    for parts in (fused, PLAIN):
+        out = torch.zeros(2, 9, dim, dtype=DTYPE, device=DEVICE)
+        parts.rms_norm_rotate(product(dim, scaled=scaled, seed=3), weight, 1e-6, rotary, heads, out[:, 2:7])
+        assert not out[:, :2].any() and not out[:, 7:].any()
+        results.append(out)
+    assert relative(*results) < 2 * TOLERANCE
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("dim", [704, 13824])
+def test_gelu(fused, scaled: bool, dim: int):
+    actual, expected = (values(p.gelu(product(dim, scaled=scaled, seed=4), quantize=False)) for p in (fused, PLAIN))
+    assert relative(actual, expected) < 2 * TOLERANCE
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("gate", [None, (1, 1), (2, 5)])
+def test_add_and_store(fused, scaled: bool, gate: tuple[int, int] | None):
+    dim = 5120
+    vectors = None if gate is None else noise(*gate, dim, seed=6, dtype=torch.float32)
+    results = []
+    for parts in (fused, PLAIN):
+        residual = noise(2, 9, dim, seed=5)
+        parts.add_gated(product(dim, scaled=scaled, seed=3), vectors, residual[:, 1:6])
+        stored = torch.zeros(2, 9, dim, dtype=DTYPE, device=DEVICE)
+        parts.store(product(dim, scaled=scaled, seed=3), stored[:, 4:])
+        results.append(torch.cat([residual, stored]))
+    assert relative(*results) < 2 * TOLERANCE
+
+
+def test_quantised_rows_keep_each_row_s_largest_value(fused):
+    if not float8_units(DEVICE):
+        pytest.skip("no float8 units")
+    x = noise(2, 9, 5120)[:, 2:7] * torch.logspace(-3, 3, 5, device=DEVICE).view(1, 5, 1).to(DTYPE)
+    rows = fused.quantize(x)
+    assert torch.equal(rows.scale, x.float().abs().amax(-1))
+    assert relative(rows.to(torch.float32), x) < 3e-2
+    assert relative(values(rows), values(quantize_rows(x))) < 2e-2
+
+
+@pytest.mark.parametrize("rows", [1, 17, 4096])
+def test_float8_product(rows: int):
+    """Against float32 on the same float8 numbers: bfloat16 rounding, and the units' own accumulation."""
+    if not float8_units(DEVICE):
+        pytest.skip("no float8 units")
+    weight = noise(640, 5120, dtype=torch.float32, seed=1)
+    scale = weight.abs().max() / 448
+    stored = StoredWeight("f8_e4m3", (640, 5120), (weight / scale).to(torch.float8_e4m3fn), {"scale": scale})
+    x = quantize_rows(noise(1, rows, 5120))
+    actual = matmul(x, stored, DTYPE).float() * x.scale.unsqueeze(-1)
+    expected = x.to(torch.float32) @ (stored.data.float() * scale).t()
+    assert relative(actual, expected) < 1e-2
