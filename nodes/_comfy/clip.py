@@ -105,6 +105,11 @@ class StoredOps(comfy.ops.manual_cast):
     class Embedding(StoredModule):
         """The rows asked for, dequantised."""
 
+        @property
+        def weight(self) -> torch.Tensor:
+            """The stored bytes: ComfyUI asks where they are."""
+            return self.get_buffer("data")
+
         def forward(self, index: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
             rows = gather_rows(self.stored_on(self.get_buffer("data").device), index, out_dtype or torch.float32)
             return rows.to(index.device)

@@ -29,12 +29,16 @@ from comfy_names import (  # noqa: E402
     T2V_LOW,
     TI2V,
     VAE,
+    VAE_22,
     WAN21,
     is_old,
 )
 from comfyui_server import Server, Tree, find_trees, prepare_base  # noqa: E402
+from PIL import Image  # noqa: E402
+from wan_files import header_of, write_header  # noqa: E402
 
 from wanfit.checkpoint import open_checkpoint  # noqa: E402
+from wanfit.checkpoint.structure import vae_tensors  # noqa: E402
 from wanfit.quant import dequantize  # noqa: E402
 from wanfit.tiny.gguf_layout import write_gguf  # noqa: E402
 from wanfit.tiny.layouts import write_comfy_quant, write_comfy_scaled, write_plain  # noqa: E402
@@ -105,8 +109,17 @@ def server(tree: Tree, tiny_models: Path, tmp_path_factory: pytest.TempPathFacto
     for file in tiny_models.rglob("*.*"):
         os.link(file, base / "models" / file.relative_to(tiny_models))
     write_plain(base / "models" / "vae" / VAE, tiny_vae(base_dim=96 if is_old(tree) else 16), dtype=torch.bfloat16)
+    Image.linear_gradient("L").convert("RGB").save(base / "input" / "example.png")
     with Server(tree, base, env={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def large_vae(server: Server) -> Path:
+    """The Wan 2.2 VAE in the one width that ComfyUI knows, as zeros: a hole in a file of 1.3 GiB."""
+    shapes = vae_tensors("vae-2.2", base_dim=160, decoder_base_dim=256, latent_channels=48, pixel_channels=12)
+    header = header_of({name: ("BF16", shape) for name, shape in shapes.items()})
+    return write_header(server.base / "models" / "vae" / VAE_22, header)
 
 
 @pytest.fixture

@@ -7,20 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 from comfy_graphs import Graph, core_model, wanfit_model
-from comfy_names import HIGH, HIGH_GGUF, LOW, LOW_GGUF, T2V_HIGH, TEXT, VAE, WAN21, is_old, relative_error
+from comfy_names import HIGH, HIGH_GGUF, LOW, LOW_GGUF, T2V_HIGH, TEXT, VAE, WAN21, relative_error
 from comfyui_server import PromptFailed, Server
 
 
 def latent(graph: Graph, **changes: int) -> list[Any]:
-    sizes = {"batch": 1, "channels": 16, "frames": 3, "height": 20, "width": 28, "seed": 5}
+    sizes = {"batch": 1, "channels": 16, "frames": 2, "height": 6, "width": 20, "seed": 5}
     return graph.add("TestLatent", **{**sizes, **changes})
 
 
 @pytest.mark.parametrize("tile_size", [0, 128])
 def test_decode_equals_core(run: Any, server: Server, tile_size: int) -> None:
     graph = Graph()
-    sizes = {"height": 8, "width": 20} if is_old(server.tree) else {}  # its VAE has its full width: slow on a CPU
-    source, vae = latent(graph, **sizes), graph.add("VAELoader", vae_name=VAE)
+    source, vae = latent(graph), graph.add("VAELoader", vae_name=VAE)
     graph.add("TestSaveTensor", image=graph.add("VAEDecode", samples=source, vae=vae), name="core_image")
     ours = graph.add("WanFitVAEDecode", samples=source, vae=vae, tile_size=tile_size)
     graph.add("TestSaveTensor", image=ours, name="wanfit_image")
@@ -47,9 +46,9 @@ def test_text_encoder_from_gguf(run: Any, server: Server) -> None:
     """The 24 layers of ComfyUI's own UMT5, with tiny stored weights in their linears."""
     graph = Graph()
     clip = graph.add("WanFitTextEncoderLoader", text_encoder=TEXT, device="cpu")
-    positive, negative = (graph.add("CLIPTextEncode", clip=clip, text=text) for text in ("a cat", ""))
+    positive = graph.add("CLIPTextEncode", clip=clip, text="a cat")
     result = graph.add(
-        "KSampler", model=wanfit_model(graph, HIGH), positive=positive, negative=negative, seed=1, steps=2, cfg=3.5,
+        "KSampler", model=wanfit_model(graph, HIGH), positive=positive, negative=positive, seed=1, steps=1, cfg=1.0,
         sampler_name="euler", scheduler="simple", denoise=1.0,
         latent_image=graph.add("EmptyHunyuanLatentVideo", width=64, height=48, length=5, batch_size=1),
     )  # fmt: skip

@@ -19,6 +19,7 @@ TI2V = "wan2.2_ti2v_tiny_5B_bf16.safetensors"
 WAN21 = "wan2.1_i2v_tiny_14B_bf16.safetensors"
 LORA = "tiny_lora.safetensors"
 VAE = "wan_2.1_vae.safetensors"
+VAE_22 = "wan2.2_vae.safetensors"
 TEXT = "umt5-xxl-encoder-Q8_0.gguf"
 
 
