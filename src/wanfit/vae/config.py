@@ -120,6 +120,5 @@ def _as_tensors(latents: torch.Tensor, variant: str) -> tuple[torch.Tensor, torc
             f"<latents> has shape {tuple(latents.shape)}; {variant} needs (B, {len(mean)}, T, h, w)",
             "Use the VAE that belongs to the transformer",
         )
-    like = {"dtype": latents.dtype, "device": latents.device}
-    shape = (1, -1, 1, 1, 1)
-    return torch.tensor(mean, **like).view(shape), torch.tensor(std, **like).view(shape)
+    both = torch.tensor((mean, std), dtype=latents.dtype, device=latents.device).view(2, 1, -1, 1, 1, 1)
+    return both[0], both[1]

@@ -10,13 +10,14 @@ import torch
 from ..errors import TilingError
 from .adapters import describe
 from .download import Download
+from .job import TilePlan
 from .layers import VaeModel
 from .ops import WeightReader, module_weights
 from .passes import BeforeStep, Step, TileReport, device_of, first_alone, run_tiles, run_whole
-from .plan import TilePlan, frames_between, whole_frame
 from .runner import Settings, StageRunner, Workspace
 from .sinks import FrameSink, Rect
 from .spool import HOST_BYTES, Spool
+from .windows import frames_between, whole_frame
 
 
 def decode(

@@ -106,84 +106,107 @@ def scratch_elements(stages: Sequence[Stage], sizes: Sequence[StageSizes], chunk
     return largest
 
 
-def _layer_peak(layer: Layer, frames: int, area: int, itemsize: int, cpu: bool) -> tuple[int, int]:
-    """Bytes beyond the layer's input at its worst moment, and of its output. On the CPU, SiLU works on a copy."""
-    unit = frames * area * itemsize
-    lengths = frames * area * 4
-    if isinstance(layer, Residual):
-        inner, out = layer.conv1.outputs * unit, layer.conv2.outputs * unit
-        around = (layer.shortcut.inputs + layer.shortcut.outputs) * unit if layer.shortcut else 0
-        copies = (layer.conv1.inputs * unit, layer.conv2.inputs * unit + inner) if cpu else (0, 0)
-        return max(inner + lengths, out + around, copies[0] + lengths, copies[1] + lengths), out
-    if isinstance(layer, Attention):
-        return 7 * layer.norm.channels * unit + lengths, layer.proj.outputs * unit
-    if isinstance(layer, Plain):
-        copy = layer.conv.inputs * unit + lengths if cpu and layer.norm else 0
-        return max(layer.conv.outputs * unit, copy), layer.conv.outputs * unit
-    return 0, 0
+_SMALL_CONV = 20480
+"""PyTorch computes a float32 3D convolution of fewer input elements (width not counted) on the CPU by itself,
+through a matrix of all its input patches, not with oneDNN."""
 
 
-def decode_peak(
-    stages: Sequence[Stage],
-    sizes: Sequence[StageSizes],
-    chunk: int,
-    itemsize: int,
-    entry: int,
-    cpu: bool,
-    entering: int,
-) -> int:
-    """Bytes of activations at the worst moment, the first stage's input of `entry` bytes and `entering` frames
+@dataclass(frozen=True)
+class Run:
+    """How stages are run, as far as memory goes: frames at a time, bytes of a number, and whether on the CPU."""
+
+    chunk: int
+    itemsize: int
+    cpu: bool
+
+    def patches(self, conv: Conv, frames: int, size: tuple[int, int]) -> int:
+        """Bytes of the matrix of input patches, where one is made; `frames` of output."""
+        large = conv.inputs * (frames + conv.history) * size[0] > _SMALL_CONV
+        if conv.planar or large or not self.cpu or self.itemsize < 4:
+            return 0
+        kernel = conv.kernel[0] * conv.kernel[1] * conv.kernel[2]
+        return conv.inputs * kernel * frames * _area(size) * self.itemsize
+
+    def layer(self, layer: Layer, frames: int, size: tuple[int, int]) -> tuple[int, int]:
+        """Bytes beyond the layer's input at its worst moment, and of its output. On the CPU, SiLU works on a copy."""
+        unit = frames * _area(size) * self.itemsize
+        lengths = frames * _area(size) * 4
+        if isinstance(layer, Residual):
+            inner, out = layer.conv1.outputs * unit, layer.conv2.outputs * unit
+            moments = [
+                inner + self.patches(layer.conv1, frames, size),
+                inner + lengths,
+                out + self.patches(layer.conv2, frames, size),
+            ]
+            if layer.shortcut:
+                moments.append(out + (layer.shortcut.inputs + layer.shortcut.outputs) * unit)
+            if self.cpu:
+                moments += [layer.conv1.inputs * unit + lengths, inner + layer.conv2.inputs * unit + lengths]
+            return max(moments), out
+        if isinstance(layer, Attention):
+            return 7 * layer.norm.channels * unit + lengths, layer.proj.outputs * unit
+        if isinstance(layer, Plain):
+            out = layer.conv.outputs * unit
+            copy = layer.conv.inputs * unit if self.cpu and layer.norm else 0
+            return max(out + self.patches(layer.conv, frames, size), copy + lengths), out
+        return 0, 0
+
+
+def decode_peak(stages: Sequence[Stage], sizes: Sequence[StageSizes], run: Run, entry: int, frames: int) -> int:
+    """Bytes of activations at the worst moment, the first stage's input of `entry` bytes and `frames` frames
     included; without histories and the prepared input."""
-    held, current, worst, frames = 0, entry, entry, entering
+    held, current, worst = 0, entry, entry
     for stage, size in zip(stages, sizes, strict=True):
         around = current if stage.shortcut else 0
         kept = 0  # the stage's input, once the main path has gone on from it
         for layer in stage.layers[:-1] if stage.up else stage.layers:
-            extra, out = _layer_peak(layer, frames, _area(size.window), itemsize, cpu)
+            extra, out = run.layer(layer, frames, size.window)
             worst = max(worst, held + kept + current + extra)
             current, kept = out, around
         if stage.up:
             if stage.up.time:
-                out = stage.up.time.outputs * frames * _area(size.resampled) * itemsize
-                worst = max(worst, held + kept + current + out)
+                time = stage.up.time
+                out = time.outputs * frames * _area(size.resampled) * run.itemsize
+                worst = max(worst, held + kept + current + out + run.patches(time, frames, size.resampled))
                 current = out
             held += kept + current
-            frames = chunk
-            current = stage.up.conv.outputs * chunk * _area(size.output) * itemsize
+            frames = run.chunk
+            current = stage.up.conv.outputs * frames * _area(size.output) * run.itemsize
             if stage.shortcut:
-                worst = max(worst, held + current + stage.up.conv.outputs * _area(size.resampled) * itemsize)
+                repeated = stage.up.conv.outputs * _area(size.resampled) * run.itemsize
+                worst = max(worst, held + current + repeated)
         worst = max(worst, held + current)
     return worst
 
 
-def encode_peak(
-    stages: Sequence[Stage],
-    sizes: Sequence[StageSizes],
-    chunk: int,
-    itemsize: int,
-    entry: int,
-    frames: int,
-    cpu: bool,
-) -> int:
+def encode_peak(stages: Sequence[Stage], sizes: Sequence[StageSizes], run: Run, entry: int, frames: int) -> int:
     """As `decode_peak`; `frames`: of the first stage's input in one call."""
     current, worst = entry, entry
     for stage, size in zip(stages, sizes, strict=True):
-        step = min(_step(stage, chunk), frames)
-        inner, kept = 0, 0
-        around = stage.inputs * step * _area(size.window) * itemsize if stage.shortcut else 0
-        done = stage.outputs * frames * _area(size.output) * itemsize
+        step = min(_step(stage, run.chunk), frames)
+        time = stage.down.time if stage.down else None
+        result = stage.outputs * frames * _area(size.output) * run.itemsize // (time.stride[0] if time else 1)
+        earlier = result * (frames - step) // frames
+        around = stage.inputs * step * _area(size.window) * run.itemsize if stage.shortcut else 0
+        inner = 0
         for layer in stage.layers[:-1] if stage.down else stage.layers:
-            extra, out = _layer_peak(layer, step, _area(size.window), itemsize, cpu)
-            worst = max(worst, current + done + inner + extra)
+            extra, out = run.layer(layer, step, size.window)
+            worst = max(worst, current + earlier + inner + extra)
             inner = out
         if stage.down:
-            out = stage.down.conv.outputs * step * _area(size.output) * itemsize
-            worst = max(worst, current + done + inner + 2 * out)
-        if stage.down and stage.down.time:
-            done //= stage.down.time.stride[0]
-            frames //= stage.down.time.stride[0]
-        worst = max(worst, current + done + kept + 2 * around, current + 2 * done)
-        current = done
+            out = stage.down.conv.outputs * step * _area(size.output) * run.itemsize
+            worst = max(worst, current + earlier + inner + out)
+            inner = out
+            if time:
+                after = time.outputs * (step // time.stride[0]) * _area(size.output) * run.itemsize
+                patches = run.patches(time, step // time.stride[0], size.output)
+                worst = max(worst, current + earlier + inner + after + patches)
+                inner = after
+        worst = max(worst, current + earlier + inner + 2 * around)
+        if frames > step:
+            worst = max(worst, current + 2 * result)
+        frames //= time.stride[0] if time else 1
+        current = result
     return worst
 
 

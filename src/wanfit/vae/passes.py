@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ..errors import BudgetError
+from .job import TilePlan
 from .layers import Stage, modules_of
-from .plan import TilePlan, tighter
+from .plan import tighter
 from .windows import Interval
 
 _FEWEST_QUERIES = 256

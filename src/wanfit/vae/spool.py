@@ -128,7 +128,7 @@ class Spool:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._directory, prefix="wanfit-")  # noqa: SIM115
             self._file.seek(place)
-            self._file.write(memoryview(buffer.numpy()))
+            self._file.write(buffer.numpy().data)
         except OSError as error:
             folder = self._directory or Path(tempfile.gettempdir())
             raise OutputError(
@@ -144,7 +144,7 @@ class Spool:
         if self._file is None:
             raise LookupError("nothing was written to the temporary file")
         self._file.seek(place)
-        if self._file.readinto(memoryview(buffer.numpy())) != buffer.numel():  # pyright: ignore[reportAttributeAccessIssue]
+        if self._file.readinto(buffer.numpy().data) != buffer.numel():  # pyright: ignore[reportAttributeAccessIssue]
             raise OutputError(
                 "output_unwritable", "decode", "The temporary file was cut short", "Free space and run again"
             )

@@ -186,3 +186,27 @@ def balanced_cuts(size: int, count: int, halo: tuple[int, int]) -> tuple[Interva
         marks = [size * index // count for index in range(count + 1)]
     marks[-1] = size
     return tuple(itertools.pairwise(marks))
+
+
+def whole_frame(stages: Sequence[Stage], height: int, width: int) -> tuple[AxisTile, AxisTile]:
+    """The one tile that is the whole frame, for stages whose input has this size."""
+    row, column = (
+        axis_tiles(stages, size, [(0, level_sizes(stages, size)[-1])], axis)[0]
+        for axis, size in enumerate((height, width))
+    )
+    return row, column
+
+
+def frames_between(stages: Sequence[Stage], frames: int) -> int:
+    """Frames that leave `stages` when `frames` enter: the first stays one."""
+    for stage in stages:
+        if stage.up and stage.up.time:
+            frames = 1 + (frames - 1) * (stage.up.time.outputs // stage.up.time.inputs)
+        elif stage.down and stage.down.time:
+            frames = 1 + (frames - 1) // stage.down.time.stride[0]
+    return frames
+
+
+def time_step(stages: Sequence[Stage]) -> int:
+    """Frames that enter an encoder for one frame that leaves it, after the first."""
+    return math.prod(stage.down.time.stride[0] for stage in stages if stage.down and stage.down.time)

@@ -1,0 +1,252 @@
+"""One decode or encode with a given split between whole frame and tiles: sizes, cuts, memory, the plan itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .footprint import (
+    Run,
+    StageSizes,
+    cache_elements,
+    combined_sizes,
+    decode_peak,
+    encode_peak,
+    library_workspace,
+    multiplications,
+    scratch_elements,
+)
+from .layers import Stage, VaeModel, modules_of
+from .windows import (
+    AxisTile,
+    Interval,
+    axis_tiles,
+    balanced_cuts,
+    frames_between,
+    halo,
+    level_sizes,
+    time_step,
+    whole_frame,
+)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Predicted bytes on the compute device at the worst moment, by cause.
+
+    Args:
+        weights: of the half of the VAE that runs, in the plan's dtype.
+        histories: frames that causal convolutions keep.
+        prepared: the buffer for the input of the running convolution.
+        activations: everything else that layers allocate; features and pixels on their way included.
+        workspace: estimate of what the convolution library asks for; 0 on CPU.
+    """
+
+    weights: int
+    histories: int
+    prepared: int
+    activations: int
+    workspace: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.histories + self.prepared + self.activations + self.workspace
+
+
+@dataclass(frozen=True)
+class TilePlan:
+    """How one decode or encode is cut. Build with `plan_decode` or `plan_encode`.
+
+    Args:
+        direction: `decode` or `encode`.
+        shape: of the latents (decode) or of the video (encode): (B, C, T, H, W).
+        dtype: that the VAE computes in.
+        device: kind of device: `cpu`, `cuda`.
+        rows, columns: tiles along each axis; cores in positions of the outermost stage's output (decode) or of
+            the whole-frame part's input (encode).
+        split: index of the first tiled stage (decode) or of the first stage on the whole frame (encode).
+        chunk: frames at a time at every resolution.
+        channels_last: activations channels last.
+        fold_time: 3D convolutions of one new frame run as 2D ones.
+        overhead: multiply-adds against the untiled run: 1.08 is 8 % more.
+        memory: at the worst moment, weights included.
+        feature_bytes: host memory (or file) for the features between whole-frame part and tiles.
+    """
+
+    direction: str
+    shape: tuple[int, int, int, int, int]
+    dtype: torch.dtype
+    device: str
+    rows: tuple[AxisTile, ...]
+    columns: tuple[AxisTile, ...]
+    split: int
+    chunk: int
+    channels_last: bool
+    fold_time: bool
+    overhead: float
+    memory: Memory
+    feature_bytes: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return len(self.rows), len(self.columns)
+
+    @property
+    def tiles(self) -> int:
+        return len(self.rows) * len(self.columns)
+
+    @property
+    def predicted_bytes(self) -> int:
+        return self.memory.total
+
+
+@dataclass(frozen=True)
+class TileJob:
+    """All that a plan depends on except the cuts; fields as in `TilePlan`."""
+
+    model: VaeModel
+    direction: str
+    shape: tuple[int, int, int, int, int]
+    dtype: torch.dtype
+    device: str
+    chunk: int
+    channels_last: bool
+    fold_time: bool
+    split: int
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return self.model.decoder if self.direction == "decode" else self.model.encoder
+
+    @property
+    def tiled(self) -> tuple[Stage, ...]:
+        return self.stages[self.split :] if self.direction == "decode" else self.stages[: self.split]
+
+    @property
+    def whole(self) -> tuple[Stage, ...]:
+        return self.stages[: self.split] if self.direction == "decode" else self.stages[self.split :]
+
+    @property
+    def entry_sizes(self) -> tuple[int, int]:
+        """Height and width of the first stage's input."""
+        patch = self.model.patch if self.direction == "encode" else 1
+        return self.shape[3] // patch, self.shape[4] // patch
+
+    @property
+    def core_sizes(self) -> tuple[int, int]:
+        """Positions along both axes that cores divide up."""
+        rows, columns = self._levels()
+        end = -1 if self.direction == "decode" else self.split
+        return rows[end], columns[end]
+
+    def halo(self, axis: int) -> Interval:
+        """Of the tiled stage at full resolution, whose windows should be equal, in positions of the core."""
+        return halo(self.tiled, axis, -1 if self.direction == "decode" else 0)
+
+    def cuts(self, axis: int, count: int) -> Sequence[Interval]:
+        return balanced_cuts(self.core_sizes[axis], count, self.halo(axis))
+
+    def tiles_along(self, axis: int, cuts: Sequence[Interval]) -> tuple[AxisTile, ...]:
+        start = self.split if self.direction == "decode" else 0
+        return axis_tiles(self.tiled, self._levels()[axis][start], cuts, axis)
+
+    def plan(self, row_cuts: Sequence[Interval], column_cuts: Sequence[Interval]) -> TilePlan:
+        rows, columns = self.tiles_along(0, row_cuts), self.tiles_along(1, column_cuts)
+        return TilePlan(
+            self.direction,
+            self.shape,
+            self.dtype,
+            self.device,
+            rows,
+            columns,
+            self.split,
+            self.chunk,
+            self.channels_last,
+            self.fold_time,
+            self._overhead(rows, columns),
+            self.memory(rows, columns),
+            self.feature_bytes,
+        )
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of what lies between the whole-frame part and the tiles, all frames of one batch item."""
+        rows, columns = self._levels()
+        frames = frames_between(self.stages[: self.split], self.shape[2])
+        area = rows[self.split] * columns[self.split]
+        return self.stages[self.split].inputs * frames * area * self.dtype.itemsize
+
+    def memory(self, rows: Sequence[AxisTile], columns: Sequence[AxisTile]) -> Memory:
+        """Of the larger of the two parts."""
+        return max(self.whole_memory(), self.tile_memory(rows, columns), key=lambda memory: memory.total)
+
+    def tile_memory(self, rows: Sequence[AxisTile], columns: Sequence[AxisTile]) -> Memory:
+        stages, sizes = self.tiled, combined_sizes(rows, columns, max)
+        heights, widths = self._levels()
+        item = self.dtype.itemsize
+        height, width = (max(b - a for a, b in (tile.core for tile in tiles)) for tiles in (rows, columns))
+        if self.direction == "decode":
+            features = stages[0].inputs * self.chunk * heights[self.split] * widths[self.split] * item
+            peak = decode_peak(stages, sizes, self._run, features, self.chunk)
+            # the emitted frames: clamped in the dtype, then in float32, then in the sink's dtype
+            emitted = self.model.channels * self.model.patch**2 * self.chunk * height * width
+            return self._memory(stages, sizes, peak + emitted * (2 * item + 8))
+        frames = time_step(stages)
+        entry = stages[0].inputs * frames * sizes[0].window[0] * sizes[0].window[1] * item
+        peak = encode_peak(stages, sizes, self._run, entry, frames)
+        return self._memory(stages, sizes, peak + (entry if self.model.patch > 1 else 0))
+
+    def whole_memory(self) -> Memory:
+        stages = self.whole
+        heights, widths = self._levels()
+        start = 0 if self.direction == "decode" else self.split
+        row, column = whole_frame(stages, heights[start], widths[start])
+        sizes = combined_sizes((row,), (column,), max)
+        item = self.dtype.itemsize
+        entry = stages[0].inputs * heights[start] * widths[start] * item
+        if self.direction == "decode":
+            return self._memory(stages, sizes, decode_peak(stages, sizes, self._run, entry, 1))
+        return self._memory(stages, sizes, encode_peak(stages, sizes, self._run, entry, 1))
+
+    @property
+    def _run(self) -> Run:
+        return Run(self.chunk, self.dtype.itemsize, self.device == "cpu")
+
+    def _memory(self, stages: Sequence[Stage], sizes: Sequence[StageSizes], activations: int) -> Memory:
+        item = self.dtype.itemsize
+        turned = self.device == "cuda" and item == 2 and not self.channels_last
+        modules = {id(module): module for module in modules_of(self.stages)}
+        return Memory(
+            sum(p.numel() for module in modules.values() for p in module.parameters()) * item,
+            cache_elements(stages, sizes) * item,
+            scratch_elements(stages, sizes, self.chunk) * item,
+            activations,
+            library_workspace(stages, sizes, self.chunk) * item if turned else 0,
+        )
+
+    def _levels(self) -> tuple[list[int], list[int]]:
+        """Positions before each stage, and after the last, along both axes."""
+        height, width = self.entry_sizes
+        return level_sizes(self.stages, height), level_sizes(self.stages, width)
+
+    def _overhead(self, rows: Sequence[AxisTile], columns: Sequence[AxisTile]) -> float:
+        row, column = whole_frame(self.stages, *self.entry_sizes)
+        every = combined_sizes((row,), (column,), max)
+        own = combined_sizes(rows, columns, sum)
+        mixed = [*every[: self.split], *own] if self.direction == "decode" else [*own, *every[self.split :]]
+        frames = self._frames_per_stage()
+        return multiplications(self.stages, mixed, frames) / multiplications(self.stages, every, frames)
+
+    def _frames_per_stage(self) -> list[float]:
+        """Frames that each stage takes for one frame of the first stage's input, in the long run."""
+        factors = [1.0]
+        for stage in self.stages[:-1]:
+            factor = 1.0
+            if stage.up and stage.up.time:
+                factor = stage.up.time.outputs / stage.up.time.inputs
+            elif stage.down and stage.down.time:
+                factor = 1 / stage.down.time.stride[0]
+            factors.append(factors[-1] * factor)
+        return factors
