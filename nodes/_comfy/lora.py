@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from comfy.weight_adapter import WeightAdapterBase
 from comfy.weight_adapter.lora import LoRAAdapter
 
-from ...src.wanfit.blocks import LowRank
+from ...src.wanfit.blocks import BlockPatches, LowRank
 from ...src.wanfit.errors import InputError
-from ...src.wanfit.quant import StoredWeight, dequantize
 
 _KEY = re.compile(r"diffusion_model\.blocks\.(\d+)\.(.+)")
-_FLOAT = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 # One entry of ModelPatcher.patches: (strength, patch, strength of the weight itself, offset, function).
 Patch = tuple[float, Any, float, Any, Any]
-
-
-@dataclass
-class BlockPatches:
-    """The patches of one block: LoRAs by linear, differences by tensor."""
-
-    low_rank: dict[str, list[LowRank]] = field(default_factory=dict)
-    differences: dict[str, list[tuple[float, torch.Tensor]]] = field(default_factory=dict)
 
 
 def block_of(key: str) -> tuple[int, str] | None:
@@ -106,34 +94,3 @@ def _unsupported(what: str, name: str) -> InputError:
         f"{what} for {name} of a transformer block cannot be applied by WanFit",
         "Use a plain LoRA (up, down, alpha), or load the model with ComfyUI's own loader",
     )
-
-
-class PatchedWeights(Mapping[str, StoredWeight]):
-    """A block's weights with differences added when a tensor is asked for, in float32, rounded once to `dtype`."""
-
-    def __init__(self, weights: Mapping[str, StoredWeight], patches: BlockPatches, dtype: torch.dtype) -> None:
-        self._weights, self._patches, self._dtype = weights, patches, dtype
-
-    def __getitem__(self, name: str) -> StoredWeight:
-        stored = self._weights[name]
-        differences = self._patches.differences.get(name)
-        if not differences:
-            return stored
-        total = dequantize(stored, torch.float32).clone()
-        for strength, difference in differences:
-            total.add_(difference.to(total.device, total.dtype), alpha=strength)
-        return StoredWeight(_FLOAT[self._dtype], stored.shape, total.to(self._dtype))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
-
-def adapters_on(patches: BlockPatches, device: torch.device, dtype: torch.dtype) -> dict[str, list[LowRank]]:
-    """The block's LoRAs on the compute device."""
-    return {
-        name: [dataclasses.replace(a, down=a.down.to(device, dtype), up=a.up.to(device, dtype)) for a in adapters]
-        for name, adapters in patches.low_rank.items()
-    }

@@ -12,7 +12,15 @@ from typing import Any
 import comfy.model_management
 import torch
 
-from ...src.wanfit.blocks import BlockShape, ForwardSettings, LowRank, WeightSource, activation_bytes, sdpa
+from ...src.wanfit.blocks import (
+    BlockPatches,
+    BlockShape,
+    ForwardSettings,
+    LowRank,
+    WeightSource,
+    activation_bytes,
+    sdpa,
+)
 from ...src.wanfit.checkpoint import Checkpoint
 from ...src.wanfit.offload import Ladder
 from ...src.wanfit.quant import StoredWeight
@@ -57,7 +65,7 @@ class EngineRuntime:
         self._settings = ForwardSettings(CHUNK_TOKENS)
         self._model: weakref.ref[Any] | None = None
         self._source: tuple[torch.device, WeightSource] | None = None
-        self._patches: tuple[Any, dict[int, lora.BlockPatches]] = (None, {})
+        self._patches: tuple[Any, dict[int, BlockPatches]] = (None, {})
         self._rotary: tuple[weakref.ref[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
         RUNTIMES.add(self)
 
@@ -106,8 +114,8 @@ class EngineRuntime:
             if patches is None:
                 yield BlockCall(weights, {}, settings)
             else:
-                adapters = lora.adapters_on(patches, device, self.dtype)
-                yield BlockCall(lora.PatchedWeights(weights, patches, self.dtype), adapters, settings)
+                here = patches.to(device, self.dtype)
+                yield BlockCall(here.over(weights, self.dtype), here.low_rank, settings)
 
     def rotary(self, freqs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """ComfyUI's rotation matrices (1, N, 1, D/2, 2, 2) as (cos, sin), each (1, N, 1, D); kept for one forward."""
@@ -189,7 +197,7 @@ class EngineRuntime:
         patcher = self._patcher() or self.preparing
         return Policy() if patcher is None else patcher.attachments.get(POLICY_KEY, Policy())
 
-    def _current_patches(self) -> dict[int, lora.BlockPatches]:
+    def _current_patches(self) -> dict[int, BlockPatches]:
         patcher = self._patcher()
         if patcher is None:
             return {}
