@@ -1,6 +1,7 @@
-"""The command line: `wanfit inspect`, `wanfit generate`, `wanfit tiny`.
+"""The command line: `wanfit inspect`, `plan`, `generate`, `tiny`.
 
-Exit codes: 0 done; 2 the input cannot work, with one message on stderr; 130 interrupted.
+Exit codes: 0 done; 1 `plan` says that it does not fit; 2 the input cannot work, with one message on stderr;
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..errors import WanFitError
-from . import generate, inspect, tiny
+from . import generate, inspect, plan, tiny
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"wanfit {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (inspect, generate, tiny):
+    for module in (inspect, plan, generate, tiny):
         module.add_parser(commands)
     options = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run

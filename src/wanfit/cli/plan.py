@@ -1,0 +1,249 @@
+"""`wanfit plan`: whether a video fits a machine, before anything is downloaded or loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from .words import FLAGS
+
+if TYPE_CHECKING:
+    from ..memory.advice import Settings
+    from ..memory.machine import Machine
+    from ..memory.plan import Model, Plan
+
+EXIT_FITS, EXIT_DOES_NOT_FIT = 0, 1
+
+WORDS = FLAGS | {
+    "vram": "--vram",
+    "ram": "--ram",
+    "vram_used": "--vram-used",
+    "capability": "--capability",
+    "bandwidth": "--bandwidth",
+    "block_seconds": "--block-ms",
+    "disk": "--disk",
+}
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="say whether a video fits / 预先计算内存",
+        description="Say what a video will need, stage by stage, and whether it fits. Reads headers only and needs no "
+        "GPU. Exit code 0: fits (or is tight), 1: does not fit, 2: bad input.",
+    )
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        required=True,
+        metavar="MODEL",
+        help="a name such as i2v-a14b:fp8, t2v-a14b:q4_k_m, ti2v-5b:fp16; or files; or a folder with all parts",
+    )
+    parser.add_argument(
+        "--width", type=int, help="pixels; without width and height: the largest official size that fits"
+    )
+    parser.add_argument("--height", type=int, help="pixels")
+    parser.add_argument("--frames", type=int, dest="num_frames", help="4n+1 (default: the model's official length)")
+    parser.add_argument("--portrait", action="store_true", help="with the size left open: upright")
+    parser.add_argument("--text-only", action="store_true", help="no image, where the model does not need one")
+    parser.add_argument("--image", action="store_true", help="an image, where the model does not need one (TI2V-5B)")
+    parser.add_argument("--vram", type=float, metavar="GIB", help="of the card; 0: the CPU (default: this machine)")
+    parser.add_argument("--vram-used", type=float, default=0.0, metavar="GIB", help="of it, by the desktop and others")
+    parser.add_argument("--ram", type=float, metavar="GIB", help="installed (default: this machine's)")
+    parser.add_argument(
+        "--capability", metavar="X.Y", help="of the card, such as 8.6 or 8.9; more can mean less memory"
+    )
+    parser.add_argument("--policy", default="auto", help="auto, resident (all blocks on the card), stream (none)")
+    parser.add_argument("--chunk-tokens", type=int, default=4096, help="at most (default: 4096)")
+    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="RAM to card, for the expected slow-down")
+    parser.add_argument("--block-ms", type=float, metavar="MS", help="one block's forward, for the expected slow-down")
+    parser.add_argument("--disk", type=float, metavar="GB/S", help="the model's disk, for the expected slow-down")
+    parser.add_argument(
+        "--prefer", choices=("size", "length"), default="size", help="what to keep when it does not fit (default: size)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run, words=WORDS)
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..errors import InputError
+    from ..memory.advice import largest_official, nearest
+    from ..memory.plan import make_plan
+    from ..memory.report import plan_lines
+
+    if (options.width is None) != (options.height is None):
+        raise InputError("size_invalid", "plan", "only one of <width> and <height> is given", "Give both or none")
+    if options.chunk_tokens < 1:
+        raise InputError("number_invalid", "plan", f"<chunk_tokens> is {options.chunk_tokens}", "Use 1 or more")
+    model, notices = _model(options.model)
+    machine = _machine(options)
+    if model.transformers[0].image_dim:
+        notices.append("the CLIP vision encoder of this Wan 2.1 model is not counted")
+    if options.image and not model.variant.takes_image:
+        raise InputError("image_unexpected", "plan", f"<image> is given and {model.variant.title} takes none")
+    image = True if options.image else False if options.text_only and not model.variant.needs_image else None
+    frames = options.num_frames or model.variant.num_frames
+    fitting: list[Settings] = []
+    if options.width is None:
+        found = largest_official(model, machine, portrait=options.portrait, num_frames=frames, prefer=options.prefer)
+        smallest = min(model.variant.sizes, key=lambda size: size[0] * size[1])
+        width, height, frames = (*smallest, frames) if found is None else (found.width, found.height, found.num_frames)
+    else:
+        width, height = options.width, options.height
+    plan = make_plan(model, machine, width, height, frames, image=image, chunk_tokens=options.chunk_tokens)
+    if not plan.fits and options.width is not None:
+        fitting = nearest(model, machine, width, height, frames, options.prefer)
+    if options.json:
+        print(json.dumps(_json(model, plan, fitting, notices), indent=2))
+    else:
+        _print(model, plan, fitting, notices, plan_lines(plan))
+    return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
+
+
+def _print(model: Model, plan: Plan, fitting: list[Settings], notices: list[str], lines: list[str]) -> None:
+    print(f"{model.variant.title}: {' + '.join(part.name for part in model.transformers)}")
+    for notice in notices:
+        print(f"note: {notice}")
+    print("\n".join(lines))
+    for settings in fitting:
+        print(f"what fits: {settings.describe()} ({settings.plan.verdict})")
+    if not plan.fits and not fitting:
+        print("what fits: nothing of use at any size; take a smaller file (Q4_K_M, fp8) or more memory")
+
+
+def _json(model: Model, plan: Plan, fitting: list[Settings], notices: list[str]) -> dict[str, object]:
+    return {
+        "model": [part.name for part in model.transformers],
+        "text_encoder": model.text_encoder.name,
+        "vae": model.vae.name,
+        "notices": notices,
+        **plan.to_json(),
+        "fitting": [
+            {
+                "width": settings.width,
+                "height": settings.height,
+                "num_frames": settings.num_frames,
+                "verdict": settings.plan.verdict,
+            }
+            for settings in fitting
+        ],
+    }
+
+
+def _model(names: list[str]) -> tuple[Model, list[str]]:
+    """The parts that `--model` names; what it does not name is taken as the community's usual file."""
+    from pathlib import Path
+
+    from ..checkpoint import check_pair, check_parts, open_checkpoint
+    from ..errors import InputError
+    from ..memory.parts import TextPart, TransformerPart, VaePart, text_part, transformer_part, vae_part
+    from ..memory.plan import Model
+    from ..memory.presets import text_preset, transformer_preset, vae_preset
+    from ..pipeline.files import find_model
+
+    paths = [Path(name) for name in names]
+    if len(paths) == 1 and paths[0].is_dir() and not (paths[0] / "config.json").is_file():
+        files = find_model(paths[0])
+        names = [str(path) for path in (files.high, files.low, files.text_encoder, files.vae) if path is not None]
+    transformers: list[TransformerPart] = []
+    text: TextPart | None = None
+    vae: VaePart | None = None
+    identities: list[Any] = []
+    notices: list[str] = []
+    for name in names:
+        if not Path(name).exists() and Path(name).suffix.lower() not in (".safetensors", ".gguf"):
+            transformers.append(transformer_preset(name))
+            continue
+        with open_checkpoint(name) as checkpoint:
+            if checkpoint.identity.kind == "transformer":
+                transformers.append(transformer_part(checkpoint))
+                identities.append(checkpoint.identity)
+            elif checkpoint.identity.kind == "vae":
+                vae = vae_part(checkpoint)
+            else:
+                text = text_part(checkpoint)
+            if checkpoint.identity.kind != "transformer" and identities:
+                check_parts(
+                    identities[0],
+                    checkpoint.identity if checkpoint.identity.kind == "vae" else None,
+                    checkpoint.identity if checkpoint.identity.kind == "text_encoder" else None,
+                )
+    if not transformers or len(transformers) > 2:
+        raise InputError(
+            "part_missing", "plan", f"<model> names {len(transformers)} transformers", "Give one, or a pair of experts"
+        )
+    if len(identities) == 2:
+        check_pair(*sorted(identities, key=lambda identity: identity.expert == "low"))
+    variant = transformers[0].variant
+    model = Model(tuple(transformers), text or text_preset(), vae or vae_preset(_variant_vae(variant)))
+    if len(transformers) == 1 and model.variant.has_experts:
+        if identities:
+            notices.append("one expert is given; the other is taken to be a file like it")
+        model = Model((transformers[0], transformers[0]), model.text_encoder, model.vae)
+    if text is None:
+        notices.append(f"the text encoder is taken to be {model.text_encoder.name}")
+    return model, notices
+
+
+def _variant_vae(variant: str) -> str:
+    from ..checkpoint import VARIANTS
+
+    return VARIANTS[variant].vae
+
+
+def _machine(options: argparse.Namespace) -> Machine:
+    from dataclasses import replace
+    from typing import get_args
+
+    import psutil
+    import torch
+
+    from ..errors import InputError
+    from ..memory.machine import GIB, Speeds, stated_machine, this_machine
+    from ..offload import Policy
+
+    for name in ("bandwidth", "block_ms", "disk"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < 1e6:
+            key = "block_seconds" if name == "block_ms" else name
+            raise InputError("number_invalid", "plan", f"<{key}> is {value}", "Use a number above 0")
+    if options.policy not in get_args(Policy):
+        raise InputError(
+            "number_invalid", "plan", f"<policy> is {options.policy!r}", f"Use {', '.join(get_args(Policy))}"
+        )
+    speeds = None
+    if options.bandwidth is not None:
+        block = options.block_ms / 1e3 if options.block_ms is not None else None
+        speeds = Speeds(options.bandwidth * 1e9, block, None if options.disk is None else options.disk * 1e9)
+    if options.vram is None:
+        if not torch.cuda.is_available():
+            raise InputError(
+                "part_missing",
+                "plan",
+                "this machine has no CUDA device and no <vram> is given",
+                "Give <vram>, such as 12",
+            )
+        device = torch.device("cuda", torch.cuda.current_device())
+        dtype = torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+        return replace(this_machine(device, dtype, dtype, policy=options.policy), speeds=speeds)
+    ram = psutil.virtual_memory().total / GIB if options.ram is None else options.ram
+    return stated_machine(
+        options.vram,
+        ram,
+        used_gib=options.vram_used,
+        capability=_capability(options.capability),
+        policy=options.policy,
+        speeds=speeds,
+    )
+
+
+def _capability(text: str | None) -> tuple[int, int] | None:
+    from ..errors import InputError
+
+    if text is None:
+        return None
+    major, _, minor = text.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        raise InputError("number_invalid", "plan", f"<capability> is {text!r}", "Use two numbers, such as 8.6")
+    return int(major), int(minor)

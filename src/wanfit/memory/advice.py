@@ -1,0 +1,117 @@
+"""What would fit: the nearest settings, and the largest official ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .machine import Machine
+from .plan import Model, Plan, make_plan, may_fit
+
+Prefer = Literal["size", "length"]
+
+_SHORTEST = 17
+"""Frames: about one second. A shorter video is no nearest setting."""
+
+_SMALLEST_SIDE = 240
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that fit, with their plan."""
+
+    width: int
+    height: int
+    num_frames: int
+    plan: Plan
+
+    def describe(self) -> str:
+        return f"{self.width}x{self.height}, {self.num_frames} frames"
+
+
+def nearest(
+    model: Model, machine: Machine, width: int, height: int, num_frames: int, prefer: Prefer = "size"
+) -> list[Settings]:
+    """Settings below the given ones that fit, the preferred way first; empty when nothing of use does.
+
+    Args:
+        prefer: `size` shortens the video and makes it smaller only when that is not enough; `length` the other way.
+
+    Returns: up to two: less length at this size, less size at this length, or where neither is enough less of both.
+    """
+    shorter = _longest(model, machine, width, height, num_frames)
+    smaller = _largest(model, machine, width, height, num_frames)
+    if shorter is None and smaller is None:
+        both = _largest(model, machine, width, height, min(num_frames, _SHORTEST))
+        if both is None:
+            return []
+        return [_longest(model, machine, both.width, both.height, num_frames) or both]
+    ways = [shorter, smaller] if prefer == "size" else [smaller, shorter]
+    return [way for way in ways if way is not None]
+
+
+def largest_official(
+    model: Model, machine: Machine, *, portrait: bool = False, num_frames: int | None = None, prefer: Prefer = "size"
+) -> Settings | None:
+    """The largest size of an official shape, and the longest official length, that fit; None: nothing of use does.
+
+    Args:
+        num_frames: wanted; None for the model's official length.
+        prefer: what is kept when the largest official size does not fit at full length.
+    """
+    frames = num_frames or model.variant.num_frames
+    sizes = sorted((s for s in model.variant.sizes if (s[1] > s[0]) == portrait), key=lambda s: -s[0] * s[1])
+    for width, height in sizes:
+        whole = _fitting(model, machine, width, height, frames)
+        if whole is not None:
+            return whole
+        if prefer == "size":
+            shorter = _longest(model, machine, width, height, frames)
+            if shorter is not None:
+                return shorter
+    found = nearest(model, machine, *sizes[-1], frames, prefer)
+    return found[0] if found else None
+
+
+def _fitting(model: Model, machine: Machine, width: int, height: int, num_frames: int) -> Settings | None:
+    if not may_fit(model, machine, width, height, num_frames):
+        return None
+    plan = make_plan(model, machine, width, height, num_frames)
+    return Settings(width, height, num_frames, plan) if plan.fits else None
+
+
+def _first(candidates: Sequence[tuple[int, int, int]], model: Model, machine: Machine) -> Settings | None:
+    """The first of `candidates` that fits; what is needed only gets less along them, so the range is halved."""
+    best = _fitting(model, machine, *candidates[-1]) if candidates else None
+    if best is None:
+        return None
+    low, high = 0, len(candidates) - 2
+    while low <= high:
+        middle = (low + high) // 2
+        found = _fitting(model, machine, *candidates[middle])
+        if found is None:
+            low = middle + 1
+        else:
+            best, high = found, middle - 1
+    return best
+
+
+def _longest(model: Model, machine: Machine, width: int, height: int, num_frames: int) -> Settings | None:
+    lengths = range(num_frames, _SHORTEST - 1, -4) or [num_frames]
+    return _first([(width, height, frames) for frames in lengths], model, machine)
+
+
+def _largest(model: Model, machine: Machine, width: int, height: int, num_frames: int) -> Settings | None:
+    sizes = _scaled(width, height, model.variant.size_multiple)
+    return _first([(*size, num_frames) for size in sizes], model, machine)
+
+
+def _scaled(width: int, height: int, multiple: int) -> Iterator[tuple[int, int]]:
+    """Smaller sizes of nearly the same shape, largest first: both sides go down with the longer one."""
+    long, short = max(width, height), min(width, height)
+    for side in range(long - multiple, 0, -multiple):
+        other = round(side * short / long / multiple) * multiple
+        if min(side, other) < min(_SMALLEST_SIDE, short):
+            return
+        yield (side, other) if width >= height else (other, side)

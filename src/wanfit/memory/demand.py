@@ -1,0 +1,236 @@
+"""Bytes that each stage of a run needs, by cause: on the device and in RAM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..blocks import ForwardSettings, activation_bytes
+from ..vae.job import TilePlan
+from ..vae.spool import HOST_BYTES
+from .machine import Machine
+from .parts import TextPart, TransformerPart, VaePart
+
+RING = 2
+"""Device slots, and host buffers, for passing blocks."""
+
+VIDEO = "video to encode"
+"""A cause: the frames that the VAE is given."""
+
+FLOAT = 4
+TEXT_TOKENS = 512
+HEAD_DIM = 128
+
+LIBRARIES = 64 * 2**20
+"""cuBLAS's workspace, norm statistics, small tensors: on a card, inside PyTorch's allocator."""
+
+_OVERHEAD = 0.03
+"""Of the activations: what the allocator's blocks are larger than what is asked for."""
+
+_DEQUANTISE: Mapping[str, float] = {
+    **dict.fromkeys(("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "q8_0"), 0.2),
+    "int8": 1.0,
+}
+_OTHER = 1.6
+"""Bytes an element beyond the result, while one matrix is dequantised (tests/unit/quant/test_cost.py)."""
+
+_NO_COPY = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+
+
+@dataclass(frozen=True)
+class Video:
+    """What is to be made.
+
+    Args:
+        text_tokens: of the longest prompt. prompts: 2 with guidance.
+        image: whether an image is encoded first.
+    """
+
+    width: int
+    height: int
+    num_frames: int
+    image: bool
+    size_multiple: int = 16
+    text_tokens: int = TEXT_TOKENS
+    prompts: int = 2
+
+    @property
+    def latent_frames(self) -> int:
+        return (self.num_frames - 1) // 4 + 1
+
+    @property
+    def tokens(self) -> int:
+        """Of one forward."""
+        return self.latent_frames * (self.width // self.size_multiple) * (self.height // self.size_multiple)
+
+    @property
+    def pixels(self) -> int:
+        return self.num_frames * self.width * self.height
+
+
+@dataclass(frozen=True)
+class Demand:
+    """One stage. Bytes by cause at its worst moment.
+
+    Args:
+        vram: on the device, inside PyTorch's allocator.
+        ram: in RAM, of the process's own; it cannot be taken back.
+        mapped: of the model files, read in place: the system drops those pages when room is needed.
+        optional: device bytes that are used when they are there: blocks that stay.
+    """
+
+    name: str
+    vram: Mapping[str, int] = field(default_factory=dict[str, int])
+    ram: Mapping[str, int] = field(default_factory=dict[str, int])
+    mapped: int = 0
+    optional: int = 0
+
+    @property
+    def vram_needed(self) -> int:
+        return sum(self.vram.values())
+
+    @property
+    def vram_peak(self) -> int:
+        """With the blocks that are planned to stay."""
+        return self.vram_needed + self.optional
+
+    @property
+    def ram_needed(self) -> int:
+        return sum(self.ram.values())
+
+
+def text_demand(part: TextPart, video: Video, machine: Machine) -> Demand:
+    """Both prompts in one pass, in float32; one linear at a time, as stored and dequantised."""
+    rows, length = video.prompts, video.text_tokens
+    scores = 3 * rows * part.num_heads * length * length * FLOAT  # scores, position bias added, softmax
+    inner = 3 * rows * length * part.ffn_dim * FLOAT
+    hidden = 6 * rows * length * part.dim * FLOAT
+    work = {
+        "one linear in float32": part.ffn_dim * part.dim * (FLOAT + 2),
+        "activations": max(scores, inner) + hidden,
+    }
+    if machine.text == "stream" and machine.device == "cuda":
+        return Demand("text", {"one linear as stored": part.largest, **work, "libraries": LIBRARIES}, {}, part.nbytes)
+    return Demand("text", {}, work, part.nbytes)
+
+
+def forward_causes(part: TransformerPart, video: Video, machine: Machine, settings: ForwardSettings) -> dict[str, int]:
+    """One forward of the transformer, blocks' weights not counted."""
+    item = machine.dtype.itemsize
+    stream = video.tokens * part.dim * item
+    context = TEXT_TOKENS + (257 if part.image_dim else 0)
+    total = activation_bytes(part.shape, settings, batch=1, tokens=video.tokens, itemsize=item, context_tokens=context)
+    attention = min(3 * stream, total - stream)
+    places = video.latent_frames * _latent_area(video, part)
+    # scheduler: latents, two past outputs, last sample; condition; model input; two predictions
+    latents = places * (FLOAT * (4 * part.out_channels + max(0, part.in_channels - part.out_channels)))
+    latents += places * item * (part.in_channels + 2 * part.out_channels)
+    causes = {
+        "residual": stream,
+        "q, k, v": attention,
+        "chunk": total - stream - attention,
+        "rotary table": 2 * video.tokens * HEAD_DIM * FLOAT,
+        "weights in compute precision": weight_copies(part, machine, stream),
+        "latents": latents,
+        "text context": video.prompts * TEXT_TOKENS * 4096 * FLOAT + context * part.dim * item,
+    }
+    if machine.device == "cuda":
+        causes["allocator"] = int(_OVERHEAD * total) + LIBRARIES
+    return causes
+
+
+def weight_copies(part: TransformerPart, machine: Machine, stream: int) -> int:
+    """Matrices of the running block in compute precision, beyond what fits where q, k and v are at other times."""
+    formats = part.formats
+    same = {key for key, name in _NO_COPY.items() if name == str(machine.dtype).removeprefix("torch.")}
+    if machine.float8:
+        same |= {"f8_e4m3", "f8_e5m2"}
+    formats = formats - same
+    if not formats:
+        return 0
+    item = machine.dtype.itemsize
+    fused = {"q8_0", "q4_k", "q5_k", "q6_k"} if machine.fused else set[str]()
+    extra = max(_DEQUANTISE.get(name, _OTHER) if name not in fused else 0.2 for name in formats)
+    square, wide = part.dim**2, part.dim * part.ffn_dim
+    self_attention = int(square * (3 * item + extra))
+    feed_forward = int(wide * (2 * item + extra)) - 3 * stream
+    return max(self_attention, feed_forward)
+
+
+def denoise_demand(
+    name: str, part: TransformerPart, slot_bytes: int, video: Video, machine: Machine, settings: ForwardSettings
+) -> Demand:
+    """All steps of one expert. On the CPU everything is RAM and the blocks are read in place."""
+    causes = {"weights outside the blocks": part.rest_bytes(machine.dtype)}
+    causes |= forward_causes(part, video, machine, settings)
+    if machine.device == "cpu":
+        return Demand(name, {}, causes, part.nbytes)
+    slots = {"passing blocks": RING * slot_bytes}
+    return Demand(name, slots | causes, {"passing blocks": RING * slot_bytes}, part.nbytes)
+
+
+def switch_demand(before: Demand, part: TransformerPart, machine: Machine) -> Demand:
+    """The moment between the experts: the second one's small weights come in beside the slots that stay."""
+    causes = {
+        "weights outside the blocks": part.rest_bytes(machine.dtype),
+        "one tensor as stored": part.rest_largest,
+    }
+    kept = ("passing blocks", "latents", "text context")
+    held = {cause: nbytes for cause, nbytes in {**before.vram, **before.ram}.items() if cause in kept}
+    if machine.device == "cpu":
+        return Demand("switch", {}, held | causes, part.nbytes)
+    ram = {cause: nbytes for cause, nbytes in before.ram.items() if cause in kept}
+    return Demand("switch", held | causes, ram, part.nbytes, before.optional)
+
+
+def vae_demand(name: str, plan: TilePlan, part: VaePart, video: Video, machine: Machine) -> Demand:
+    """One pass of the VAE, all of whose weights are on the device; frames go to the host as they come."""
+    memory = plan.memory
+    work = {
+        "VAE": vae_weights(part, machine),
+        "histories": memory.histories,
+        "prepared input": memory.prepared,
+        "activations": memory.activations,
+        "convolution workspace": memory.workspace,
+    }
+    features = {"features between the passes": min(plan.feature_bytes, HOST_BYTES)}
+    if plan.direction == "encode":
+        single = plan.shape[2] == 1
+        passing = sum(work.values()) - work["VAE"]
+        work |= {VIDEO: video_to_encode(video, machine, single=single)}
+        work |= {"the video in float32 before that": max(0, _conversion(video, machine, single=single) - passing)}
+    else:
+        work |= {"latents": 3 * FLOAT * plan.shape[1] * plan.shape[2] * plan.shape[3] * plan.shape[4]}
+        features |= saving_causes(video, plan.tiles)
+    work = {cause: nbytes for cause, nbytes in work.items() if nbytes}
+    if machine.device == "cpu":
+        return Demand(name, {}, work | features, part.nbytes)
+    return Demand(name, work | {"libraries": LIBRARIES}, features, part.nbytes)
+
+
+def saving_causes(video: Video, tiles: int) -> dict[str, int]:
+    """Frames that wait for their other tiles, and what x264 keeps to look ahead (64 pictures in YUV 4:2:0)."""
+    waiting = min(3 * video.pixels, HOST_BYTES // 2) if tiles > 1 else 0
+    picture = video.width * video.height
+    return {"frames waiting": waiting + 3 * picture, "video encoder": 64 * picture * 3 // 2}
+
+
+def video_to_encode(video: Video, machine: Machine, *, single: bool) -> int:
+    """The image in float32, and with the empty frames behind it in the VAE's precision."""
+    picture = 3 * video.width * video.height
+    return picture * FLOAT + picture * (1 if single else video.num_frames) * machine.vae_dtype.itemsize
+
+
+def _conversion(video: Video, machine: Machine, *, single: bool) -> int:
+    """The same frames in float32, before they are converted and encoded."""
+    frames = 1 if single else video.num_frames
+    return 0 if machine.vae_dtype.itemsize == FLOAT else 3 * video.width * video.height * frames * FLOAT
+
+
+def vae_weights(part: VaePart, machine: Machine) -> int:
+    return sum(p.numel() for p in part.module().parameters()) * machine.vae_dtype.itemsize
+
+
+def _latent_area(video: Video, part: TransformerPart) -> int:
+    step = video.size_multiple // 2
+    return (video.width // step) * (video.height // step)

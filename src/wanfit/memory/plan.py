@@ -1,0 +1,409 @@
+"""Whether a run fits, before anything is loaded; and the settings that it runs with.
+
+A pure function of headers and numbers. The host runs by the plan's chunk, tiles and budgets, so that prediction
+and behaviour cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from ..blocks import ForwardSettings
+from ..checkpoint import VARIANTS, Variant
+from ..errors import BudgetError, InputError
+from ..offload.policy import blocks_to_hide, resident_within
+from ..vae.job import TilePlan
+from ..vae.plan import plan_decode, plan_encode
+from .demand import (
+    RING,
+    VIDEO,
+    Demand,
+    Video,
+    denoise_demand,
+    switch_demand,
+    text_demand,
+    vae_demand,
+    vae_weights,
+    video_to_encode,
+)
+from .machine import Machine
+from .parts import TextPart, TransformerPart, VaePart
+
+GIB = 2**30
+CHUNK_TOKENS = 4096
+SMALLEST_CHUNK = 256
+TIGHT = 0.95
+"""Of a limit: what needs more fits, and may run slower or fail when another program takes memory."""
+
+VAE_MARGIN = 0.9
+"""Of what is left, for the VAE: its shapes vary, and the allocator's pool with them."""
+
+KEPT = "blocks kept in RAM"
+
+Verdict = Literal["fits", "tight", "does not fit"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The parts of one model: one or two transformers in the order in which they run."""
+
+    transformers: tuple[TransformerPart, ...]
+    text_encoder: TextPart
+    vae: VaePart
+
+    @property
+    def variant(self) -> Variant:
+        return VARIANTS[self.transformers[0].variant]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of a device slot: the largest block of any expert."""
+        return max(part.block_bytes for part in self.transformers)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Copies of blocks in one forward, and what they cost.
+
+    Args:
+        copied: bytes from RAM to the device. read: bytes from disk before that.
+        seconds: of the copies and reads, where a speed is known.
+        slowdown: time of a forward in units of its computation alone; 1.0: all copies are hidden; None: unknown.
+    """
+
+    copied: int
+    read: int
+    seconds: float | None
+    slowdown: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will need, stage by stage, and how it runs.
+
+    Args:
+        chunk_tokens: of the block forward.
+        weights_budget: device bytes for blocks, passing ones included.
+        ram_budget: host bytes for blocks.
+        vae_budget: device bytes for a pass of the VAE, its weights included; on the CPU bytes of RAM.
+        resident: blocks that stay on the device, at the most.
+        cached: blocks of all experts that stay in RAM.
+        stages: in order.
+        verdict: of the whole.
+        limiting: the stage that decides, empty when everything fits easily.
+        reason: one sentence about it.
+        traffic: None on the CPU.
+    """
+
+    video: Video
+    machine: Machine
+    chunk_tokens: int
+    weights_budget: int
+    ram_budget: int
+    vae_budget: int
+    resident: int
+    cached: int
+    stages: tuple[Demand, ...]
+    verdict: Verdict
+    limiting: str
+    reason: str
+    traffic: Traffic | None
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict != "does not fit"
+
+    def require(self, change: str = "") -> None:
+        """Raises: BudgetError: budget_exceeded, when the run does not fit. `change`: what would."""
+        if not self.fits:
+            raise BudgetError("budget_exceeded", "plan", self.reason, change)
+
+    def to_json(self) -> dict[str, object]:
+        """All figures, in bytes."""
+        stages: list[dict[str, object]] = []
+        for stage in self.stages:
+            numbers = {"vram_needed": stage.vram_needed, "vram_peak": stage.vram_peak, "ram_needed": stage.ram_needed}
+            stages.append({**asdict(stage), **numbers})
+        return {
+            "verdict": self.verdict,
+            "limiting_stage": self.limiting,
+            "reason": self.reason,
+            "width": self.video.width,
+            "height": self.video.height,
+            "num_frames": self.video.num_frames,
+            "tokens": self.video.tokens,
+            "vram": self.machine.vram,
+            "ram": self.machine.ram,
+            "vram_taken": dict(self.machine.vram_taken),
+            "ram_taken": dict(self.machine.ram_taken),
+            "chunk_tokens": self.chunk_tokens,
+            "policy": self.machine.policy,
+            "resident_blocks": self.resident,
+            "cached_blocks": self.cached,
+            "weights_budget": self.weights_budget,
+            "ram_budget": self.ram_budget,
+            "vae_budget": self.vae_budget,
+            "traffic": None if self.traffic is None else asdict(self.traffic),
+            "stages": stages,
+        }
+
+
+def make_plan(
+    model: Model,
+    machine: Machine,
+    width: int,
+    height: int,
+    num_frames: int,
+    *,
+    image: bool | None = None,
+    chunk_tokens: int = CHUNK_TOKENS,
+    text_tokens: int = 512,
+    prompts: int = 2,
+) -> Plan:
+    """The plan of one video.
+
+    Args:
+        width, height, num_frames: as the model takes them.
+        image: whether an image is encoded; None: where the model needs one.
+        chunk_tokens: at most; the plan takes less where that is what fits.
+        prompts: 2 with guidance, else 1.
+
+    Raises:
+        InputError: size_invalid, frames_invalid. A run that does not fit is a verdict, not an error.
+    """
+    variant = model.variant
+    _check(width, height, num_frames, variant.size_multiple)
+    has_image = variant.needs_image if image is None else image
+    video = Video(width, height, num_frames, has_image, variant.size_multiple, text_tokens, prompts)
+    text = text_demand(model.text_encoder, video, machine)
+    chunk, denoise = _denoise(model, video, machine, chunk_tokens)
+    vae, failures, squeezed = _vae_stages(model, video, machine)
+    worst = max(denoise, key=lambda demand: demand.vram_needed)
+    weights_budget, resident = _resident(model, machine, worst)
+    slots = model.slot_bytes
+    denoise = [replace(demand, optional=_optional(resident, slots, model)) for demand in denoise]
+    cached = 0
+    if machine.device == "cuda":
+        cached = _cached(machine.ram_budget, slots, sum(part.num_layers for part in model.transformers))
+        kept = {KEPT: cached * slots}
+        denoise = [replace(demand, ram={**demand.ram, **kept}) for demand in denoise]
+    stages = [text, *vae[:-1], denoise[0]]
+    if len(denoise) == 2:
+        stages += [switch_demand(denoise[0], model.transformers[1], machine), denoise[1]]
+    stages.append(vae[-1])
+    verdict, limiting, reason = _verdict(stages, machine, failures)
+    if verdict == "fits" and (squeezed or chunk < min(chunk_tokens, CHUNK_TOKENS)):
+        limiting = squeezed or denoise[0].name
+        verdict, reason = "tight", f"{limiting} fits only in smaller pieces than it would take with more memory"
+    return Plan(
+        video=video,
+        machine=machine,
+        chunk_tokens=chunk,
+        weights_budget=weights_budget,
+        ram_budget=machine.ram_budget,
+        vae_budget=_vae_room(machine),
+        resident=resident,
+        cached=cached,
+        stages=tuple(stages),
+        verdict=verdict,
+        limiting=limiting,
+        reason=reason,
+        traffic=_traffic(model, machine, resident, cached),
+    )
+
+
+def may_fit(model: Model, machine: Machine, width: int, height: int, num_frames: int) -> bool:
+    """Whether the denoising alone fits: far quicker than the whole plan where it does not."""
+    video = Video(width, height, num_frames, False, model.variant.size_multiple)
+    _, demands = _denoise(model, video, machine, SMALLEST_CHUNK)
+    return all(needed <= room for demand in demands for _, needed, room in _limits(demand, machine))
+
+
+def _check(width: int, height: int, num_frames: int, multiple: int) -> None:
+    for name, value in (("width", width), ("height", height)):
+        if not multiple <= value <= 1024 * multiple or value % multiple:
+            raise InputError(
+                "size_invalid",
+                "plan",
+                f"<{name}> is {value}",
+                f"Use a multiple of {multiple}, {multiple} to {1024 * multiple}",
+            )
+    if not 1 <= num_frames <= 4 * 1023 + 1 or num_frames % 4 != 1:
+        raise InputError("frames_invalid", "plan", f"<num_frames> is {num_frames}", "Use 4n+1, 1 to 4093, such as 81")
+
+
+def _denoise(model: Model, video: Video, machine: Machine, most: int) -> tuple[int, list[Demand]]:
+    """The largest chunk, by halves, whose forward fits; the smallest when none does."""
+    names = ("denoise high", "denoise low") if len(model.transformers) == 2 else ("denoise",)
+    room = machine.vram if machine.device == "cuda" else machine.ram
+    chunk = most
+    while True:
+        settings = ForwardSettings(chunk)
+        demands = [
+            denoise_demand(name, part, model.slot_bytes, video, machine, settings)
+            for name, part in zip(names, model.transformers, strict=True)
+        ]
+        needed = max(d.vram_needed if machine.device == "cuda" else d.ram_needed for d in demands)
+        if needed <= room * TIGHT or chunk <= SMALLEST_CHUNK:
+            return chunk, demands
+        chunk = max(SMALLEST_CHUNK, chunk // 2)
+
+
+def _vae_room(machine: Machine) -> int:
+    return machine.vram if machine.device == "cuda" else machine.ram
+
+
+def decode_shape(model: Model, video: Video) -> tuple[int, int, int, int, int]:
+    """Latents (B, C, T, h, w) of the video."""
+    step = video.size_multiple // 2
+    channels = 16 if model.vae.variant == "vae-2.1" else 48
+    return 1, channels, video.latent_frames, video.height // step, video.width // step
+
+
+def tile_plan(model: Model, video: Video, machine: Machine, direction: str, room: int) -> TilePlan:
+    """The VAE's plan within `room` bytes, which its weights and what it works on have to share.
+
+    Raises: BudgetError: budget_exceeded.
+    """
+    vae, dtype, device = model.vae.module(), machine.vae_dtype, machine.device
+    whole = vae_weights(model.vae, machine)
+    if direction == "decode":
+        shape = decode_shape(model, video)
+        running = plan_decode(vae, shape, dtype=dtype, device=device, grid=(1, 1)).memory.weights
+        return plan_decode(vae, shape, dtype=dtype, device=device, budget_bytes=room - whole + running)
+    frames = 1 if model.variant.expand_timesteps else video.num_frames
+    shape = (1, 3, frames, video.height, video.width)
+    running = plan_encode(vae, shape, dtype=dtype, device=device, grid=(1, 1)).memory.weights
+    held = whole - running + video_to_encode(video, machine, single=frames == 1)
+    return plan_encode(vae, shape, dtype=dtype, device=device, budget_bytes=room - held)
+
+
+def _vae_stages(model: Model, video: Video, machine: Machine) -> tuple[list[Demand], dict[str, BudgetError], str]:
+    """Encode (where there is an image) and decode; what no grid of tiles fits; the stage that needs all there is."""
+    passes = [("encode image", "encode")] if video.image else []
+    passes.append(("decode and save", "decode"))
+    demands: list[Demand] = []
+    failures: dict[str, BudgetError] = {}
+    squeezed = ""
+    room = _vae_room(machine)
+    for name, direction in passes:
+        tiles: TilePlan | None = None
+        for share in (VAE_MARGIN, 1.0):
+            try:
+                tiles = tile_plan(model, video, machine, direction, int(room * share))
+            except BudgetError as error:
+                failures[name] = error
+                squeezed = name
+            else:
+                failures.pop(name, None)
+                break
+        if tiles is None:
+            tiles = tile_plan(model, video, machine, direction, 2**62)
+        demands.append(vae_demand(name, tiles, model.vae, video, machine))
+    return demands, failures, squeezed
+
+
+def _resident(model: Model, machine: Machine, worst: Demand) -> tuple[int, int]:
+    """Device bytes for blocks, and how many blocks stay, at the most."""
+    if machine.device == "cpu":
+        return 0, 0
+    count = max(part.num_layers for part in model.transformers)
+    budget = max(0, machine.vram - (worst.vram_needed - RING * model.slot_bytes))
+    if machine.policy == "stream":
+        return budget, 0
+    limit = resident_within(budget, model.slot_bytes, RING, count)
+    if machine.policy == "resident":
+        return budget, count
+    speeds = machine.speeds
+    if speeds is None or speeds.block_seconds is None:
+        return budget, limit
+    wanted = blocks_to_hide(count, model.slot_bytes / speeds.bandwidth, speeds.block_seconds)
+    return budget, min(wanted, limit)
+
+
+def _optional(resident: int, slot_bytes: int, model: Model) -> int:
+    """Device bytes of the blocks that stay; with all of them there, no block passes."""
+    count = max(part.num_layers for part in model.transformers)
+    return (resident - (RING if resident == count else 0)) * slot_bytes if resident else 0
+
+
+def _cached(ram_budget: int, slot_bytes: int, blocks: int) -> int:
+    """Blocks that host memory keeps; as `offload.store` decides."""
+    if ram_budget >= slot_bytes * blocks:
+        return blocks
+    return max(0, ram_budget // slot_bytes - RING)
+
+
+def _verdict(
+    stages: Sequence[Demand], machine: Machine, failures: Mapping[str, BudgetError]
+) -> tuple[Verdict, str, str]:
+    tight: tuple[str, str] | None = None
+    for stage in stages:
+        if stage.name in failures:
+            return "does not fit", stage.name, _tiles_too_large(failures[stage.name], stage, machine)
+        for kind, needed, room in _limits(stage, machine):
+            if needed > room:
+                what = (
+                    f"{stage.name} needs {needed / GIB:.2f} GiB of {kind} for {', '.join(_largest(stage, kind))} ...; "
+                    f"{room / GIB:.2f} GiB are there"
+                )
+                return "does not fit", stage.name, what
+            if needed > room * TIGHT and tight is None:
+                tight = stage.name, f"{stage.name} needs {needed / GIB:.2f} of {room / GIB:.2f} GiB of {kind}"
+    return ("tight", *tight) if tight else ("fits", "", "")
+
+
+def _tiles_too_large(error: BudgetError, stage: Demand, machine: Machine) -> str:
+    """The VAE's own words, without its budget: what lies beside the pass is no news to it."""
+    beside = sum(n for cause, n in {**stage.vram, **stage.ram}.items() if cause == VIDEO)
+    others = f" beside {beside / GIB:.2f} GiB of frames" if beside else ""
+    kind = "VRAM" if machine.device == "cuda" else "RAM"
+    return (
+        f"{error.what.partition('; <budget_bytes>')[0]}{others}; {_vae_room(machine) / GIB:.2f} GiB of {kind} are there"
+    )
+
+
+def _limits(stage: Demand, machine: Machine) -> list[tuple[str, int, int]]:
+    """(what, needed, there): what a stage must stay within."""
+    limits = [("RAM", _must(stage.ram), machine.ram)]
+    if machine.device == "cuda":
+        # All blocks have to be there with the policy `resident`; otherwise those that stay give way.
+        vram = stage.vram_peak if machine.policy == "resident" else stage.vram_needed
+        limits.insert(0, ("VRAM", vram, machine.vram))
+    if machine.commit is not None:
+        limits.append(("memory that the system can promise (page file)", _must(stage.ram), machine.commit))
+    return limits
+
+
+def _must(ram: Mapping[str, int]) -> int:
+    """RAM that a stage cannot do without: the blocks that are kept there are not part of it."""
+    return sum(nbytes for cause, nbytes in ram.items() if cause != KEPT)
+
+
+def _largest(stage: Demand, kind: str) -> list[str]:
+    causes = stage.vram if kind == "VRAM" else stage.ram
+    ordered = sorted(causes.items(), key=lambda item: -item[1])[:3]
+    return [f"{cause} {nbytes / GIB:.2f}" for cause, nbytes in ordered]
+
+
+def _traffic(model: Model, machine: Machine, resident: int, cached: int) -> Traffic | None:
+    """Of one forward in the long run; blocks that RAM does not keep come from disk each time."""
+    if machine.device == "cpu":
+        return None
+    count, slot = max(part.num_layers for part in model.transformers), model.slot_bytes
+    passing = count - resident
+    read = max(0, passing - cached)  # the running expert's blocks take the places of the other one's
+    copied_bytes, read_bytes = passing * slot, read * slot
+    speeds = machine.speeds
+    if speeds is None:
+        return Traffic(copied_bytes, read_bytes, None, None)
+    seconds = copied_bytes / speeds.bandwidth
+    if read_bytes:
+        if speeds.disk is None:
+            return Traffic(copied_bytes, read_bytes, None, None)
+        seconds = max(seconds, read_bytes / speeds.disk)  # reading and copying overlap
+    if speeds.block_seconds is None:
+        return Traffic(copied_bytes, read_bytes, seconds, None)
+    return Traffic(copied_bytes, read_bytes, seconds, max(1.0, seconds / (count * speeds.block_seconds)))

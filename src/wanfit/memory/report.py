@@ -1,0 +1,86 @@
+"""A plan in words and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .plan import GIB, Plan
+
+_SHOWN = 4
+"""Causes named in a line of the table; the rest is summed up."""
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """Machine, stages, causes, verdict."""
+    video, machine = plan.video, plan.machine
+    lines = [
+        f"{video.width}x{video.height}, {video.num_frames} frames ({video.tokens:,} tokens), "
+        f"{str(machine.dtype).removeprefix('torch.')}",
+        _room("VRAM", machine.vram, machine.vram_taken) if machine.device == "cuda" else "VRAM: none, on the CPU",
+        _room("RAM", machine.ram, machine.ram_taken),
+        "",
+    ]
+    rows = [("stage", "VRAM needed", "VRAM used", "RAM", "files in place")]
+    for stage in plan.stages:
+        cuda = machine.device == "cuda"
+        rows.append(
+            (
+                stage.name,
+                _gib(stage.vram_needed) if cuda else "-",
+                _gib(stage.vram_peak) if cuda else "-",
+                _gib(stage.ram_needed),
+                _gib(stage.mapped),
+            )
+        )
+    lines += table(rows)
+    lines.append("")
+    for stage in plan.stages:
+        for kind, causes in (("VRAM", stage.vram), ("RAM", stage.ram)):
+            ordered = sorted(causes.items(), key=lambda item: -item[1])
+            if not ordered:
+                continue
+            shown = [f"{cause} {nbytes / GIB:.2f}" for cause, nbytes in ordered[:_SHOWN]]
+            rest = sum(nbytes for _, nbytes in ordered[_SHOWN:])
+            if kind == "VRAM" and stage.optional:
+                shown.append(f"up to {plan.resident} blocks that stay {stage.optional / GIB:.2f}")
+            shown += [f"other {rest / GIB:.2f}"] if rest else []
+            lines.append(f"{stage.name}, {kind} GiB: {', '.join(shown)}")
+    lines += ["", *_traffic(plan), f"verdict: {plan.verdict}{f' ({plan.reason})' if plan.reason else ''}"]
+    return lines
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligned columns: the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _room(name: str, room: int, taken: Mapping[str, int]) -> str:
+    parts = [f"{cause} {nbytes / GIB:.2f}" for cause, nbytes in taken.items()]
+    beside = f" beside {', '.join(parts)}" if parts else ""
+    return f"{name}: {room / GIB:.2f} GiB for the run{beside}"
+
+
+def _traffic(plan: Plan) -> list[str]:
+    traffic = plan.traffic
+    if traffic is None:
+        return []
+    said = f"each forward copies {traffic.copied / GIB:.2f} GiB of blocks from RAM"
+    if traffic.read:
+        said += f", {traffic.read / GIB:.2f} GiB of them from disk first"
+    if traffic.seconds is not None:
+        said += f": {traffic.seconds:.2f} s"
+    if traffic.slowdown is not None:
+        hidden = "hidden behind the computation" if traffic.slowdown == 1 else f"{traffic.slowdown:.2f} times as long"
+        said += f", {hidden}"
+    return [said]
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.2f} GiB"
