@@ -31,6 +31,9 @@ CODES: Mapping[str, str] = {
     "part_missing": "a part of the model is not given",
     "part_ambiguous": "a folder holds several files for one part of the model",
     "pair_mismatch": "the model files do not belong together",
+    "lora_invalid": "a <lora> is given in a way that cannot be read or used",
+    "lora_mismatch": "the LoRA is for another model",
+    "lora_unsupported": "the LoRA is of a kind that WanFit does not apply",
     # checkpoints
     "file_missing": "the file or folder does not exist",
     "file_unreadable": "the file cannot be opened",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from wanfit.checkpoint import VARIANTS, open_checkpoint
 from wanfit.pipeline.denoise import denoise
 from wanfit.pipeline.files import ModelFiles
+from wanfit.pipeline.loras import LoraChoice, load_loras
 from wanfit.pipeline.placement import Placement, choose_placement
 from wanfit.pipeline.request import Request, Settings, settle
 from wanfit.pipeline.vae import load_vae
@@ -35,14 +37,21 @@ def context(settings: Settings, text_dim: int = 4096, seed: int = 5) -> torch.Te
     return embeddings
 
 
-def latents_of(files: ModelFiles, settings: Settings, placement: Placement, stages: list[str] | None = None) -> Any:
+def latents_of(
+    files: ModelFiles,
+    settings: Settings,
+    placement: Placement,
+    stages: list[str] | None = None,
+    loras: Sequence[LoraChoice] = (),
+) -> Any:
     """The latents of one run, on the CPU."""
     with open_checkpoint(files.high) as checkpoint:
         expand = VARIANTS[checkpoint.identity.variant].expand_timesteps
     with open_checkpoint(files.vae) as checkpoint:
         vae = load_vae(checkpoint, placement.vae_dtype)
     seen = stages if stages is not None else []
-    return denoise(files, settings, placement, context(settings), vae, seen.append, print, expand)
+    patches = load_loras(loras, files.transformers).patches
+    return denoise(files, settings, placement, context(settings), vae, seen.append, print, expand, patches)
 
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:

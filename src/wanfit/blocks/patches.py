@@ -24,8 +24,8 @@ class BlockPatches:
         differences: (strength, difference) by the name of the tensor: `ffn.0.bias`, `modulation` ...
     """
 
-    low_rank: Mapping[str, list[LowRank]] = field(default_factory=dict[str, list[LowRank]])
-    differences: Mapping[str, list[tuple[float, torch.Tensor]]] = field(
+    low_rank: dict[str, list[LowRank]] = field(default_factory=dict[str, list[LowRank]])
+    differences: dict[str, list[tuple[float, torch.Tensor]]] = field(
         default_factory=dict[str, list[tuple[float, torch.Tensor]]]
     )
 
@@ -76,6 +76,9 @@ class PatchedWeights(Mapping[str, StoredWeight]):
         # The modulation table is used in float32.
         dtype = self._dtype if len(stored.shape) == 2 else torch.float32
         return StoredWeight(_FORMATS[dtype], stored.shape, total.to(dtype))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .loras import read_lora
 from .words import FLAGS
 
 
@@ -38,6 +39,13 @@ def add_parser(commands: Any) -> None:
     what.add_argument("--frames", type=int, dest="num_frames", help="4n+1; official: 81 (TI2V-5B: 121)")
     what.add_argument("--fps", type=int, help="frames a second of the file; official: 16 (TI2V-5B: 24)")
     what.add_argument("--seed", type=int, default=0, help="same seed, same video (default: 0) / 随机种子")
+    what.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="FILE[:STRENGTH][:EXPERT]",
+        help="may be given several times; expert: high, low, both (default: what the file name says, else both)",
+    )
     sampling = parser.add_argument_group("sampling / 采样")
     sampling.add_argument("--steps", type=int, help="denoising steps over both experts / 步数")
     sampling.add_argument("--sampler", default="unipc", help="unipc (official) or euler (for 4-step LoRAs)")
@@ -85,7 +93,11 @@ def run(options: argparse.Namespace) -> int:
     negative = DEFAULT_NEGATIVE if options.negative is None else options.negative
     names = "prompt out image last_image width height num_frames steps seed sampler shift boundary_ratio"
     names += " guidance_scale guidance_scale_2 fps"
-    request = Request(negative_prompt=negative, **{name: getattr(options, name) for name in names.split()})
+    request = Request(
+        negative_prompt=negative,
+        loras=tuple(read_lora(text) for text in options.lora),
+        **{name: getattr(options, name) for name in names.split()},
+    )
     check_numbers(request)
     placement = choose_placement(
         options.device,

@@ -18,6 +18,7 @@ FLAGS = {
     "guidance_scale": "--guidance",
     "guidance_scale_2": "--guidance-low",
     "fps": "--fps",
+    "lora": "--lora",
     "out": "--out",
     "report": "--report",
     "chart": "--chart",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ..memory.purge import empty_device_cache
 from .decode import TiledVae
 from .experts import Experts
 from .files import ModelFiles
+from .loras import ModelPatches
 from .placement import Placement
 from .request import Settings
 from .wan import make_pipeline
@@ -27,6 +28,7 @@ def denoise(
     begin: Callable[[str], None],
     tell: Callable[[str], None],
     expand_timesteps: bool,
+    patches: Sequence[ModelPatches] = (),
 ) -> torch.Tensor:
     """Run the pipeline's loop over both experts.
 
@@ -35,6 +37,7 @@ def denoise(
         vae: on the device; encodes the image, then goes to the CPU.
         begin: called with the name of each stage before it begins.
         tell: called with what a person wants to know meanwhile.
+        patches: LoRAs, for each transformer in the order in which they run; empty for none.
     Returns: latents (1, C, T, h, w) float32, normalised as the transformer sees them.
     Raises: WanFitError nan_in_latents.
     """
@@ -55,11 +58,12 @@ def denoise(
         return tensors
 
     experts = Experts(
-        [("", files.high)] if files.low is None else [("high", files.high), ("low", files.low)],
+        files.transformers,
         placement,
         settings.tokens,
         on_switch,
         lambda step: tell(f"out of memory, going on with less: {step}"),
+        patches,
     )
     try:
         pipeline = make_pipeline(settings, experts, vae, placement.device, expand_timesteps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,15 @@ from ..memory.device import free_bytes
 from ..memory.host import available_bytes
 from ..memory.purge import empty_device_cache
 from ..offload import BlockStore, Ladder, MappedBlocks
+from .loras import ModelPatches
 from .placement import Placement
 from .transformer import LeanTransformer, block_shape, build_transformer
 
 RAM_SHARE = 0.6
 """Of the host memory that is free, what the blocks of both experts may take; the rest stays for frames and others."""
+
+LORA_SHARE = 0.25
+"""Of the device memory for weights, what LoRAs may take to stay there; larger ones are copied with each block."""
 
 
 @dataclass
@@ -41,6 +45,7 @@ class Experts:
         tokens: of one forward, for the part of device memory that is left to weights.
         on_switch: called with an expert's name before its weights are read.
         on_tighter: told when a forward ran out of memory and what was tightened.
+        patches: LoRAs, in the order of `paths`; empty for none.
     """
 
     def __init__(
@@ -50,11 +55,13 @@ class Experts:
         tokens: int,
         on_switch: Callable[[str], None],
         on_tighter: Callable[[str], None],
+        patches: Sequence[ModelPatches] = (),
     ) -> None:
         self._placement, self._on_switch = placement, on_switch
         self.experts: list[Expert] = []
         self.active: Expert | None = None
         self.store: BlockStore | None = None
+        self._patches, self._keep_patches = patches, False
         files: list[Checkpoint] = []
         try:
             files.extend(open_checkpoint(path) for _, path in paths)
@@ -67,6 +74,8 @@ class Experts:
                     MappedBlocks(checkpoint, placement.device) if self.store is None else self.store.source(index)
                 )
                 transformer = build_transformer(checkpoint, source, ladder, placement.dtype)
+                transformer.patches = patches[index] if patches else None
+                transformer.keep_patches = self._keep_patches
                 expert = Expert(name, checkpoint, transformer)
                 transformer.before_forward = lambda _, expert=expert: self.activate(expert)
                 self.experts.append(expert)
@@ -81,11 +90,16 @@ class Experts:
         rest = max(_rest_parameters(file) for file in files) * place.dtype.itemsize
         work = activation_bytes(block_shape(identity), settings, batch=1, tokens=tokens, itemsize=place.dtype.itemsize)
         total = free_bytes(place.device) if place.vram_budget is None else place.vram_budget
+        room = total - rest - work
+        lora = max((patch.nbytes(place.dtype) for patch in self._patches), default=0)
+        self._keep_patches = lora <= room * LORA_SHARE
+        if not self._keep_patches:
+            lora = max((patch.largest(place.dtype) for patch in self._patches), default=0)
         return BlockStore(
             files,
             place.device,
             policy=place.policy,
-            vram_budget=max(0, total - rest - work),
+            vram_budget=max(0, room - lora),
             ram_budget=int(available_bytes() * RAM_SHARE) if place.ram_budget is None else place.ram_budget,
         )
 

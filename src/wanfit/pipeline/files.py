@@ -21,6 +21,11 @@ class ModelFiles:
     vae: Path
     tokenizer: Path | None = None
 
+    @property
+    def transformers(self) -> list[tuple[str, Path]]:
+        """(name, file) in the order in which they run: high and low, or one without a name."""
+        return [("", self.high)] if self.low is None else [("high", self.high), ("low", self.low)]
+
 
 def find_model(
     folder: Path | None,

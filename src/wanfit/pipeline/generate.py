@@ -28,6 +28,7 @@ from ..memory.record import MemoryRecord
 from .decode import decode_to
 from .denoise import denoise
 from .files import ModelFiles
+from .loras import load_loras
 from .placement import Placement
 from .request import Request, Settings, settle
 from .text import encode_prompts, load_text_encoder, load_tokenizer, prompt_ids
@@ -64,6 +65,7 @@ def generate(
         high = identities[0]
         variant = VARIANTS[high.variant]
         settings = settle(request, high, variant)
+        loras = load_loras(request.loras, files.transformers)
         tokenizer = load_tokenizer(files.tokenizer or text_file)
         prompts = {"prompt": settings.prompt}
         if settings.uses_guidance:
@@ -80,6 +82,10 @@ def generate(
             )
         )
         _announce(identities, settings, placement, tell)
+        for lora in loras.applied:
+            tell("lora {file} x {strength:g} on {expert}: {tensors} tensors, ranks {ranks}".format_map(lora))
+        for notice in loras.notices:
+            tell(f"note: {notice}")
         record = stack.enter_context(MemoryRecord(placement.device))
 
         def begin(stage: str) -> None:
@@ -102,13 +108,15 @@ def generate(
             begin("encode image")
         vae = load_vae(vae_file, placement.vae_dtype)
         nn.Module.to(vae, placement.device)
-        latents = denoise(files, settings, placement, embeddings, vae, begin, tell, variant.expand_timesteps)
+        latents = denoise(
+            files, settings, placement, embeddings, vae, begin, tell, variant.expand_timesteps, loras.patches
+        )
 
         begin("decode and save")
         nn.Module.to(vae, placement.device)
         decode_to(vae, vae_file.identity.variant, latents, writer)
         record.end()
-        report = _report(files, identities, settings, placement, record)
+        report = _report(files, identities, settings, placement, record) | {"loras": list(loras.applied)}
     # The writer has renamed the file: from here on the video exists.
     if report_path is not None:
         report_path.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")

@@ -11,6 +11,7 @@ from PIL import Image
 from ..checkpoint import Identity, Variant
 from ..errors import InputError
 from .images import fit_image, load_image, size_for_image
+from .loras import LoraChoice, check_loras
 from .sampling import SAMPLERS, count_high_steps
 
 MAX_ROPE_POSITIONS = 1024
@@ -41,6 +42,7 @@ class Request:
     guidance_scale: float | None = None
     guidance_scale_2: float | None = None
     fps: int | None = None
+    loras: tuple[LoraChoice, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Settings:
 def check_numbers(request: Request) -> None:
     """Refuse numbers that no model takes. Needs no model file.
 
-    Raises: InputError: number_invalid, frames_invalid, size_invalid, prompt_invalid.
+    Raises: InputError: number_invalid, frames_invalid, size_invalid, prompt_invalid, lora_invalid.
     """
     if not request.prompt.strip():
         raise InputError("prompt_invalid", "input", "<prompt> is empty", "Say what the video shows")
@@ -109,6 +111,7 @@ def check_numbers(request: Request) -> None:
     _check_range("boundary_ratio", request.boundary_ratio, 0, 1)
     _check_range("guidance_scale", request.guidance_scale, 0, 100)
     _check_range("guidance_scale_2", request.guidance_scale_2, 0, 100)
+    check_loras(request.loras)
 
 
 def check_frames(num_frames: int) -> None:

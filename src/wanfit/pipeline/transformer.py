@@ -16,6 +16,7 @@ from ..checkpoint import Checkpoint, Identity, to_diffusers_transformer
 from ..errors import InputError
 from ..offload import Ladder
 from ..quant import dequantize
+from .loras import ModelPatches
 
 PATCH = (1, 2, 2)
 FLOAT32_PARTS = ("condition_embedder.time_embedder", "scale_shift_table")
@@ -31,6 +32,10 @@ class LeanTransformer(WanTransformer3DModel):
     ladder: Ladder
     before_forward: Callable[[LeanTransformer], None] | None = None
     """Called at the start of each forward: where the expert that is about to run is brought in."""
+    patches: ModelPatches | None = None
+    """LoRAs, applied from the next `load_rest` on."""
+    keep_patches: bool = False
+    """Whether the LoRAs of the blocks stay on the device between `load_rest` and `release`."""
 
     def attach(self, source: WeightSource, shape: BlockShape, ladder: Ladder) -> None:
         """Replace the blocks by lean ones over `source`; `ladder` says how they run."""
@@ -40,21 +45,28 @@ class LeanTransformer(WanTransformer3DModel):
 
     def load_rest(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         """Bring all weights outside the blocks to `device`: linears in `dtype`, time embedding and tables float32."""
+        patches = self.patches or ModelPatches()
         state: dict[str, torch.Tensor] = {}
         for name in checkpoint.tensors:
             if not name.startswith("blocks."):
                 target = to_diffusers_transformer(name)
-                wide = target.startswith(FLOAT32_PARTS)
+                wanted = torch.float32 if target.startswith(FLOAT32_PARTS) else dtype
                 stored = checkpoint.load(name).to(device)
-                state[target] = dequantize(stored, torch.float32 if wide else dtype)
+                patch = patches.rest.get(name)
+                state[target] = dequantize(stored, wanted) if patch is None else patch.on(stored, wanted)
         self.load_state_dict(state, strict=True, assign=True)
         self.rope.to(device)
+        for index, block in enumerate(cast("Iterable[LeanBlock]", self.blocks)):
+            change = patches.blocks.get(index)
+            block.patches = change.to(device, dtype) if change is not None and self.keep_patches else change
 
     def release(self) -> None:
         """Give the memory of the weights outside the blocks back."""
         rope = self._modules.pop("rope")
         nn.Module.to(self, "meta")
         self.add_module("rope", rope)
+        for block in cast("Iterable[LeanBlock]", self.blocks):
+            block.patches = None
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
