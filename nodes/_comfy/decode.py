@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import comfy.model_management
+import comfy.ops
 import comfy.sd
 import comfy.utils
 import psutil
@@ -35,18 +36,17 @@ def images(samples: dict[str, Any], vae: Any, tile_size: int) -> torch.Tensor:
         raise TilingError("latent_invalid", "decode", f"<latents> is {shape}, not a video latent", "Use a Wan sampler")
     if not isinstance(vae, comfy.sd.VAE):
         raise InputError("part_unsupported", "decode", f"<vae> is a {type(vae).__name__}", "Connect Load VAE")
-    patcher = vae.patcher.clone(disable_dynamic=True) if _is_dynamic(vae.patcher) else vae.patcher
-    model, dtype, device = patcher.model, vae.vae_dtype, vae.device
+    model, dtype, device = vae.first_stage_model, vae.vae_dtype, vae.device
     whole = plan_decode(model, latents.shape, dtype=dtype, device=device, grid=(1, 1))
     comfy.model_management.load_models_gpu(
-        [patcher], memory_required=whole.memory.total - whole.memory.weights, force_full_load=True
+        [vae.patcher], memory_required=whole.memory.total - whole.memory.weights, force_full_load=True
     )
     plan = whole if tile_size == 0 else _in_tiles(model, latents, tile_size, whole)
     if tile_size == 0:
         budget = _free_bytes(device) + whole.memory.weights
         plan = plan_decode(model, latents.shape, dtype=dtype, device=device, budget_bytes=budget)
     sink = HostFrames(torch.float32, unit=True)
-    decode(model, latents, plan, sink, device=device, before_step=_progress(plan))
+    decode(model, latents, plan, sink, device=device, before_step=_progress(plan), read=_weights)
     return sink.frames.flatten(0, 1)
 
 
@@ -60,9 +60,9 @@ def _in_tiles(model: Any, latents: torch.Tensor, tile_size: int, whole: TilePlan
     return plan_decode(model, latents.shape, dtype=whole.dtype, device=whole.device, grid=grid)
 
 
-def _is_dynamic(patcher: Any) -> bool:
-    """Whether ComfyUI pages this model's weights in and out by itself (0.16 and newer, on CUDA)."""
-    return bool(getattr(patcher, "is_dynamic", lambda: False)())
+def _weights(module: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Where ComfyUI pages weights in and out by itself (0.16 and newer, CUDA), a module's own may be elsewhere."""
+    return comfy.ops.cast_bias_weight(module, x)
 
 
 def _free_bytes(device: torch.device) -> int:

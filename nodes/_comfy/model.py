@@ -111,10 +111,14 @@ def _build(config: Any, runtime: EngineRuntime) -> Any:
 
 
 def _rest(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Everything but the blocks; plain tensors as stored, quantised ones in the compute dtype."""
-    names = [name for name in checkpoint.tensors if not name.startswith("blocks.")]
-    weights = {name: checkpoint.load(name) for name in names}
-    return {name: dequantize(w, _PLAIN.get(w.format, dtype)) for name, w in weights.items()}
+    """Everything but the blocks, in the dtypes of ComfyUI's modules: newer cores take tensors over as they are."""
+    rest: dict[str, torch.Tensor] = {}
+    for name in checkpoint.tensors:
+        if not name.startswith("blocks."):
+            wanted = torch.float32 if name.startswith("patch_embedding.") else dtype
+            tensor = dequantize(checkpoint.load(name), wanted)
+            rest[name] = tensor.clone()  # never a view of the file
+    return rest
 
 
 def _refuse_saving(*_: Any, **__: Any) -> Any:
