@@ -1,0 +1,76 @@
+"""What the registry's zip would hold: runtime files, and nothing that its scanner flags. No ComfyUI."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FORBIDDEN = {"subprocess", "pickle", "socket", "urllib", "requests", "http", "huggingface_hub", "ftplib", "ctypes.util"}
+
+
+def git(*arguments: str) -> set[str]:
+    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    if result.returncode:
+        pytest.skip(f"not a git checkout: {result.stderr.strip()}")
+    return set(result.stdout.splitlines())
+
+
+def shipped() -> set[str]:
+    """Tracked files without those that .comfyignore names, as comfy-cli packs them."""
+    return git("ls-files") - git("ls-files", "--cached", "--ignored", "--exclude-from=.comfyignore")
+
+
+def test_only_runtime_files_are_shipped() -> None:
+    folders = {name.split("/")[0] for name in shipped()}
+    assert folders == {
+        "LICENSE", "README.md", "__init__.py", "locales", "nodes", "pyproject.toml", "requirements.txt", "src", "web",
+        "workflows",
+    }  # fmt: skip
+    assert not any(name.endswith((".pyc", ".so", ".zip")) for name in shipped())
+    assert not any((ROOT / name).is_symlink() for name in shipped())
+
+
+def test_no_network_no_subprocess_no_pickle_no_eval() -> None:
+    for name in sorted(shipped()):
+        if not name.endswith(".py"):
+            continue
+        tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                modules = [node.module or ""]
+            for module in modules:
+                assert module.split(".")[0] not in FORBIDDEN, (name, module)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec", "compile", "__import__"), (name, node.lineno)
+
+
+def test_the_pack_imports_itself_relatively() -> None:
+    """An absolute import works in the tests and fails in ComfyUI, which loads the pack by path."""
+    for name in sorted(shipped()):
+        if name.endswith(".py") and name.startswith(("nodes/", "src/", "__init__")):
+            for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and node.level == 0:
+                    assert (node.module or "").split(".")[0] not in ("wanfit", "nodes", "src"), name
+
+
+def test_importing_the_pack_is_cheap() -> None:
+    """The root module brings in neither torch nor ComfyUI."""
+    code = (
+        "import importlib.util, sys\n"
+        "spec = importlib.util.spec_from_file_location('pack', '__init__.py', submodule_search_locations=['.'])\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['pack'] = module\n"
+        "spec.loader.exec_module(module)\n"
+        "assert module.WEB_DIRECTORY and module.comfy_entrypoint\n"
+        "print([n for n in ('torch', 'comfy', 'comfy_api', 'numpy') if n in sys.modules])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
