@@ -15,6 +15,7 @@ import torch
 from ...src.wanfit.checkpoint import Checkpoint
 from ...src.wanfit.errors import CheckpointError, InputError
 from ...src.wanfit.quant import dequantize
+from . import conditions
 from .block import EngineBlock
 from .convert import Fp8Blocks
 from .patcher import EnginePatcher
@@ -66,8 +67,10 @@ def _load(checkpoint: Checkpoint, placement: Placement, expert: int) -> EnginePa
 
 def _around_sampling(executor: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Say which clone samples before ComfyUI asks for memory; give device memory back however sampling ends."""
-    patcher: EnginePatcher = executor.class_obj.model_patcher
+    guider = executor.class_obj
+    patcher: EnginePatcher = guider.model_patcher
     runtime = patcher.runtime
+    conditions.check(runtime.checkpoint.identity, args[1], guider.conds)
     runtime.preparing = weakref.proxy(patcher)
     try:
         return executor(*args, **kwargs)

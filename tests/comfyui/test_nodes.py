@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comfy_graphs import Graph, core_model, wanfit_model
-from comfy_names import HIGH, HIGH_GGUF, LOW, LOW_GGUF, T2V_HIGH, TEXT, VAE, WAN21, relative_error
+from comfy_names import HIGH, HIGH_GGUF, LOW, LOW_GGUF, T2V_HIGH, TEXT, TI2V, VAE, WAN21, relative_error
 from comfyui_server import PromptFailed, Server
 
 
@@ -145,3 +145,58 @@ def test_wan21_image_model_without_its_image(server: Server) -> None:
     graph = Graph()
     graph.sample(wanfit_model(graph, WAN21), "x", steps=1)
     assert "clip_vision_output" in refused(server, graph)
+
+
+@pytest.mark.parametrize("file", [T2V_HIGH, TI2V])
+def test_an_image_on_a_model_that_takes_none(server: Server, file: str) -> None:
+    """ComfyUI's own model ignores it without a word."""
+    graph = Graph()
+    text = graph.add("TestConditioning", seed=1)
+    made = graph.add(
+        "WanImageToVideo", positive=text, negative=text, vae=graph.add("VAELoader", vae_name=VAE), width=32, height=32,
+        length=1, batch_size=1, start_image=graph.add("EmptyImage", width=32, height=32, batch_size=1, color=0),
+    )  # fmt: skip
+    channels = 48 if file == TI2V else 16
+    graph.add(
+        "TestSaveTensor", name="x",
+        latent=graph.add(
+            "KSampler", model=wanfit_model(graph, file), positive=made, negative=[made[0], 1], seed=1, steps=1, cfg=1.0,
+            sampler_name="euler", scheduler="simple", denoise=1.0,
+            latent_image=latent(graph, channels=channels, frames=1, height=4, width=4),
+        ),
+    )  # fmt: skip
+    text = refused(server, graph)
+    assert "image_unexpected" in text and "positive" in text
+
+
+def test_a_latent_of_another_model(server: Server) -> None:
+    graph = Graph()
+    text = graph.add("TestConditioning", seed=1)
+    result = graph.add(
+        "KSampler", model=wanfit_model(graph, HIGH), positive=text, negative=text, seed=1, steps=1, cfg=1.0,
+        sampler_name="euler", scheduler="simple", denoise=1.0, latent_image=latent(graph, channels=48),
+    )  # fmt: skip
+    graph.add("TestSaveTensor", latent=result, name="x")
+    refusal = refused(server, graph)
+    assert "latent_invalid" in refusal and "latent_image" in refusal
+
+
+def test_a_budget_below_the_floor_says_the_floor(server: Server) -> None:
+    graph = Graph()
+    placed = graph.add(
+        "WanFitOffloadPolicy", model=wanfit_model(graph, HIGH), policy="auto", vram_budget=0.001, ram_budget=0.0,
+        attention="comfyui",
+    )  # fmt: skip
+    graph.sample(placed, "x")
+    text = refused(server, graph)
+    assert "number_invalid" in text and "vram_budget" in text and "smallest" in text
+
+
+def test_two_videos_in_one_batch(run: Any) -> None:
+    results = []
+    for name, loader in (("core", core_model), ("wanfit", wanfit_model)):
+        graph = Graph()
+        graph.sample(loader(graph, HIGH), name, batch_size=2, steps=2)
+        results.append(run(graph)[name])
+    assert results[0].shape[0] == 2
+    assert relative_error(results[1], results[0]) < 1e-4
