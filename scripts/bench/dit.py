@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import platform
 import subprocess
@@ -24,9 +25,9 @@ from pathlib import Path
 
 import torch
 from dit_peers import PEERS
-from dit_weights import DIM, LAYOUTS, RepeatedFile, as_float32, base_block, build, stored_block
+from dit_weights import DIM, LAYOUTS, DiskFile, RepeatedFile, as_float32, build, stored_block
 
-from wanfit.blocks import ForwardSettings
+from wanfit.blocks import ForwardSettings, choose_attention
 from wanfit.blocks.elementwise import PLAIN
 from wanfit.offload import BlockStore, Ladder
 
@@ -61,14 +62,17 @@ def inputs(size: str, frames: int, device: torch.device, dtype: torch.dtype) -> 
 
 
 def measure(forward: Callable[[], object], repeat: int) -> dict[str, float]:
-    """Best and all times of `repeat` forwards after one for warming up; memory of the repeats only."""
+    """Best and all times of `repeat` forwards after one for warming up, or that one; memory of what counts."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     begin = time.perf_counter()
     forward()
     torch.cuda.synchronize()
     first = time.perf_counter() - begin
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    times = []
+    if repeat:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    times = [] if repeat else [first]
     for _ in range(repeat):
         begin = time.perf_counter()
         forward()
@@ -117,7 +121,7 @@ def only_free(gib: float | None) -> Iterator[None]:
         holder.wait()
 
 
-def ours(options: argparse.Namespace, base: dict[str, torch.Tensor], device: torch.device) -> Iterator[dict]:
+def ours(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
     settings = ForwardSettings(
         chunk_tokens=options.chunk,
         float8_matmul=None if options.float8 else False,
@@ -125,9 +129,9 @@ def ours(options: argparse.Namespace, base: dict[str, torch.Tensor], device: tor
         elementwise=PLAIN if options.plain else None,
     )
     for layout in options.layouts:
-        block = stored_block(base, layout)
+        block = stored_block(layout, device)
         for policy in options.policies:
-            files = [RepeatedFile(block, options.blocks) for _ in range(options.experts)]
+            files = open_files(options, block, layout)
             with BlockStore(
                 files,
                 device,
@@ -145,6 +149,16 @@ def ours(options: argparse.Namespace, base: dict[str, torch.Tensor], device: tor
                     )
                 del models
             torch.cuda.empty_cache()
+
+
+def open_files(options: argparse.Namespace, block: dict, layout: str) -> list:
+    if options.disk is None:
+        return [RepeatedFile(block, options.blocks) for _ in range(options.experts)]
+    files = [DiskFile(block, options.blocks, options.disk / f"{layout}-{i}.bin") for i in range(options.experts)]
+    if options.cold:
+        for file in files:
+            file.forget_pages()
+    return files
 
 
 def run_sizes(options: argparse.Namespace, store: BlockStore, models: list, given: dict) -> dict:
@@ -180,11 +194,11 @@ def elementwise_name(settings: ForwardSettings) -> str:
 
 
 def steps(options: argparse.Namespace, forwards: list) -> dict:
-    """A run over several experts, each an equal share of the steps; twice, so that the switch back is seen too."""
+    """Runs over several experts, each an equal share of the steps; a second round shows the switch back."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     times, held = [], []
-    for _ in range(2):
+    for _ in range(options.rounds):
         for forward in forwards:
             for _ in range(options.steps // len(forwards)):
                 begin = time.perf_counter()
@@ -213,7 +227,7 @@ def profile(forward: Callable[[], object]) -> None:
     print(result.key_averages().table(sort_by="cuda_time_total", row_limit=22, max_name_column_width=70))
 
 
-def accuracy(options: argparse.Namespace, base: dict[str, torch.Tensor], device: torch.device) -> Iterator[dict]:
+def accuracy(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
     """Relative error of one forward at few tokens, against float32 on the same weights."""
     torch.backends.cuda.matmul.allow_tf32 = False
 
@@ -230,32 +244,38 @@ def accuracy(options: argparse.Namespace, base: dict[str, torch.Tensor], device:
     def error(value: torch.Tensor, reference: torch.Tensor) -> float:
         return float((value - reference).norm() / reference.norm())
 
+    def row(engine: str, layout: str, value: float) -> dict:
+        size = f"480p x 5, {options.blocks} blocks"
+        return {"engine": engine, "layout": layout, "size": size, "error": value}
+
     plain = ForwardSettings(chunk_tokens=4096, float8_matmul=False, elementwise=PLAIN)
+    variants = {
+        "plain": plain,
+        "fused": ForwardSettings(chunk_tokens=4096, float8_matmul=False),
+        "fused, packed": ForwardSettings(chunk_tokens=4096, float8_matmul=False, packed_attention=True),
+        "fused, float8": ForwardSettings(chunk_tokens=4096),
+        "fused, float8, packed": ForwardSettings(chunk_tokens=4096, packed_attention=True),
+    }
     for layout in options.layouts:
-        block = stored_block(base, layout)
+        block = stored_block(layout, device)
         reference = run(as_float32(block), plain, torch.float32)
-        for name, settings in (
-            ("plain", plain),
-            ("fused", ForwardSettings(chunk_tokens=4096, float8_matmul=False)),
-            ("fused, float8", ForwardSettings(chunk_tokens=4096)),
-        ):
-            if "float8" in name and layout != "fp8_scaled":
-                continue
-            yield {"engine": f"wanfit {name}", "layout": layout, "size": "480p x 5", "error": error(
-                run(block, settings, torch.bfloat16), reference)}  # fmt: skip
-    if "fp8_group" in options.peers:
-        original = run(as_float32(stored_block(base, "bf16")), plain, torch.float32)
-        peer = PEERS["fp8_group"](base, options.blocks, device)
-        value = peer(**inputs("480p", 5, device, torch.bfloat16), return_dict=False)[0].double()
-        yield {"engine": "diffusers fp8_group", "layout": "bf16", "size": "480p x 5", "error": error(value, original)}
-        ours8 = run(stored_block(base, "fp8_scaled"), ForwardSettings(chunk_tokens=4096), torch.bfloat16)
-        yield {"engine": "wanfit fused, float8", "layout": "against bf16", "size": "480p x 5",
-               "error": error(ours8, original)}  # fmt: skip
+        for name, settings in variants.items():
+            if "float8" not in name or layout == "fp8_scaled":
+                yield row(f"wanfit {name}", layout, error(run(block, settings, torch.bfloat16), reference))
+    if options.peers:
+        original = run(as_float32(stored_block("bf16", device)), plain, torch.float32)
+        for name in options.peers:
+            peer = PEERS[name](options.blocks, device)
+            value = peer(**inputs("480p", 5, device, torch.bfloat16), return_dict=False)[0].double()
+            yield row(f"diffusers {name}", "bf16", error(value, original))
+            del peer, value
+        ours8 = run(stored_block("fp8_scaled", device), ForwardSettings(chunk_tokens=4096), torch.bfloat16)
+        yield row("wanfit fused, float8", "fp8_scaled, against the bf16 weights", error(ours8, original))
 
 
-def peers(options: argparse.Namespace, base: dict[str, torch.Tensor], device: torch.device) -> Iterator[dict]:
+def peers(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
     for name in options.peers:
-        model = PEERS[name](base, options.blocks, device)
+        model = PEERS[name](options.blocks, device)
         for size in options.peer_sizes or options.sizes:
             given = inputs(size, options.frames, device, torch.bfloat16)
             row = measure(partial(model, **given, return_dict=False), options.repeat)
@@ -291,10 +311,13 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=4096, help="tokens")
     parser.add_argument("--ram-gib", type=float, default=32, help="host memory for blocks")
     parser.add_argument("--vram-gib", type=float, help="device memory for blocks")
+    parser.add_argument("--disk", type=Path, help="folder for real files, one an expert, that blocks are read from")
+    parser.add_argument("--cold", action="store_true", help="with --disk: drop the files from the system's cache")
     parser.add_argument("--throttle", type=float, help="GB/s of the bus")
     parser.add_argument("--free-gib", type=float, help="device memory that a second process leaves free")
     parser.add_argument("--experts", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=0, help="instead of --repeat: a run over all experts, twice")
+    parser.add_argument("--steps", type=int, default=0, help="instead of --repeat: a run over all experts")
+    parser.add_argument("--rounds", type=int, default=1, help="of --steps")
     parser.add_argument("--plain", action="store_true", help="no fused kernels")
     parser.add_argument("--no-float8", dest="float8", action="store_false", help="no float8 products")
     parser.add_argument("--packed", action="store_true", help="q, k and v in 8 bits")
@@ -305,11 +328,13 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a CUDA device")
     device = torch.device("cuda", 0)
-    base = base_block(device)
     rows: list[dict] = []
+    choice = choose_attention(device, torch.bfloat16, 128, 16384)
+    for tried in choice.measured:
+        print(f"attention {tried.name}: {tried.seconds * 1e3:.2f} ms, error {tried.error:.1e} {tried.refusal}")
     with torch.inference_mode(), only_free(options.free_gib):
         for part in (accuracy,) if options.accuracy else (ours, peers):
-            for row in part(options, base, device):
+            for row in part(options, device):
                 rows.append(row)
                 print(table(rows[-1:]).splitlines()[-1], flush=True)
     print(table(rows))
@@ -324,6 +349,7 @@ def main() -> None:
         "python": platform.python_version(),
         "frames": options.frames,
         "dim": DIM,
+        "attention": [dataclasses.asdict(tried) for tried in choice.measured],
         "rows": rows,
     }
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

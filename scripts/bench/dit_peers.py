@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from accelerate import init_empty_weights
 from diffusers import WanTransformer3DModel
 from diffusers.hooks import apply_group_offloading
-from dit_weights import CONFIG, fill_rest
+from dit_weights import CONFIG, base_block, fill_rest
 
 from wanfit.checkpoint import to_diffusers_transformer
 
-Base = Mapping[str, torch.Tensor]
 
-
-def _model(base: Base, layers: int, device: torch.device, where: torch.device) -> WanTransformer3DModel:
+def _model(layers: int, device: torch.device, where: torch.device) -> WanTransformer3DModel:
     with init_empty_weights():
         model = WanTransformer3DModel(**CONFIG, num_layers=layers)
     fill_rest(model, device)
     state: dict[str, torch.Tensor] = {}
-    for name, value in base.items():
+    for name, value in base_block(device).items():
         target = to_diffusers_transformer(f"blocks.0.{name}").removeprefix("blocks.0.")
         wide = target.startswith("scale_shift_table") or target.startswith("norm2")
         stored = value.to(where, torch.float32 if wide else torch.bfloat16)
@@ -30,16 +28,16 @@ def _model(base: Base, layers: int, device: torch.device, where: torch.device) -
     return model.eval().requires_grad_(False)
 
 
-def resident(base: Base, layers: int, device: torch.device) -> WanTransformer3DModel:
-    return _model(base, layers, device, device)
+def resident(layers: int, device: torch.device) -> WanTransformer3DModel:
+    return _model(layers, device, device)
 
 
-def group(base: Base, layers: int, device: torch.device) -> WanTransformer3DModel:
-    return _offloaded(_model(base, layers, device, torch.device("cpu")), device)
+def group(layers: int, device: torch.device) -> WanTransformer3DModel:
+    return _offloaded(_model(layers, device, torch.device("cpu")), device)
 
 
-def fp8_group(base: Base, layers: int, device: torch.device) -> WanTransformer3DModel:
-    model = _model(base, layers, device, torch.device("cpu"))
+def fp8_group(layers: int, device: torch.device) -> WanTransformer3DModel:
+    model = _model(layers, device, torch.device("cpu"))
     model.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=torch.bfloat16)
     return _offloaded(model, device)
 
@@ -56,7 +54,7 @@ def _offloaded(model: WanTransformer3DModel, device: torch.device) -> WanTransfo
     return model
 
 
-PEERS: dict[str, Callable[[Base, int, torch.device], WanTransformer3DModel]] = {
+PEERS: dict[str, Callable[[int, torch.device], WanTransformer3DModel]] = {
     "resident": resident,
     "group": group,
     "fp8_group": fp8_group,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from accelerate import init_empty_weights
 
 from wanfit.blocks import BlockShape, WeightSource
+from wanfit.checkpoint.mapped import MappedFile
 from wanfit.offload import Ladder
+from wanfit.offload.layout import BlockLayout
 from wanfit.pipeline.transformer import LeanTransformer
 from wanfit.quant import StoredWeight, dequantize
 
@@ -53,10 +57,10 @@ def base_block(device: torch.device) -> dict[str, torch.Tensor]:
     return linears | rest
 
 
-def stored_block(base: Mapping[str, torch.Tensor], layout: str) -> dict[str, StoredWeight]:
+def stored_block(layout: str, device: torch.device) -> dict[str, StoredWeight]:
     """The block in a layout, on the CPU: bf16; fp8 with one scale a linear; GGUF blocks of random bits."""
     block: dict[str, StoredWeight] = {}
-    for name, value in base.items():
+    for name, value in base_block(device).items():
         if value.ndim != 2 or layout == "bf16":
             wide = name.startswith(("modulation", "norm3")) and layout != "bf16"
             dtype = torch.float32 if wide else torch.bfloat16
@@ -93,6 +97,33 @@ class RepeatedFile:
 
     def load(self, name: str) -> StoredWeight:
         return self._block[self.tensors[name]]
+
+
+class DiskFile:
+    """`StoredTensors` over a real file that holds the block's bytes once for each of `count` blocks."""
+
+    def __init__(self, block: Mapping[str, StoredWeight], count: int, path: Path) -> None:
+        self._layout = BlockLayout(block)
+        self.tensors = {f"blocks.{i}.{key}": (i, key) for i in range(count) for key in block}
+        if not path.exists():
+            buffer = torch.zeros(self._layout.nbytes, dtype=torch.uint8)
+            self._layout.write(block, buffer)
+            with path.open("wb") as file:
+                for _ in range(count):
+                    file.write(memoryview(buffer.numpy()))
+                os.fsync(file.fileno())
+        self._path = path
+        self._file = MappedFile(path)
+
+    def forget_pages(self) -> None:
+        """Ask the system to drop the file from its cache, so that the next read comes from the disk."""
+        with self._path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def load(self, name: str) -> StoredWeight:
+        index, key = self.tensors[name]
+        size = self._layout.nbytes
+        return self._layout.view(self._file.tensor(index * size, size, torch.uint8, (size,)))[key]
 
 
 def build(source: WeightSource, ladder: Ladder, layers: int, device: torch.device) -> LeanTransformer:

@@ -2,6 +2,7 @@
 
 from .adapter import LowRank
 from .attention import ATTENTION_BACKENDS, AttentionBackend, sdpa
+from .attention_choice import choose_attention
 from .footprint import activation_bytes, chunk_bytes
 from .forward import block_forward
 from .lean_block import LeanBlock, WeightSource
@@ -22,6 +23,7 @@ __all__ = [
     "WeightSource",
     "activation_bytes",
     "block_forward",
+    "choose_attention",
     "chunk_bytes",
     "sdpa",
 ]

@@ -119,3 +119,49 @@ def test_float8_product(rows: int):
     actual = matmul(x, stored, DTYPE).float() * x.scale.unsqueeze(-1)
     expected = x.to(torch.float32) @ (stored.data.float() * scale).t()
     assert relative(actual, expected) < 1e-2
+
+
+@pytest.mark.parametrize("group", [slice(0, 40), slice(5, 7)])
+def test_pack_and_unpack(fused, group: slice):
+    x = noise(2, 9, 40 * 128).unflatten(2, (40, 128))[:, 2:7, group]
+    results = []
+    for parts in (fused, PLAIN):
+        data = torch.zeros(2, 9, 40, 128, dtype=torch.int8, device=DEVICE)
+        scale = torch.zeros(2, 9, 40, device=DEVICE)
+        parts.pack(x, data[:, 2:7, group], scale[:, 2:7, group])
+        back = parts.unpack(data[:, 2:7, group], scale[:, 2:7, group], DTYPE)
+        assert relative(back, x) < 1e-2
+        results.append((data, scale))
+    # values half-way between two steps may go either way
+    assert (results[0][0].int() - results[1][0].int()).abs().max() <= 1
+    assert torch.allclose(results[0][1], results[1][1], rtol=1e-6)
+
+
+def test_nothing_is_compiled_again_when_only_the_size_changes(fused):
+    from wanfit.blocks import elementwise_triton as kernels
+
+    def run(batch: int, rows: int) -> None:
+        hidden = torch.randn(batch, rows + 3, 512, device=DEVICE).to(DTYPE)
+        vectors = torch.randn(1, 1, 512, device=DEVICE)
+        x = hidden[:, 1 : rows + 1]
+        quantize = float8_units(DEVICE)
+        fused.norm(x, vectors, vectors, 1e-6, quantize=quantize)
+        data = torch.randn(batch, rows, 512, device=DEVICE).to(DTYPE)
+        angles = torch.randn(1, rows, 1, 128, device=DEVICE)
+        fused.rms_norm_rotate(Product(data), data[0, 0], 1e-6, (angles, angles), 4, x)
+        fused.add_gated(Product(data), vectors, x)
+        fused.gelu(Product(data), quantize=quantize)
+        packed = torch.zeros(batch, rows + 3, 4, 128, dtype=torch.int8, device=DEVICE)
+        scale = torch.zeros(batch, rows + 3, 4, device=DEVICE)
+        fused.pack(x.unflatten(2, (4, 128)), packed[:, 1 : rows + 1], scale[:, 1 : rows + 1])
+        fused.unpack(packed[:, 1 : rows + 1], scale[:, 1 : rows + 1], DTYPE)
+
+    def compiled() -> int:
+        names = ("_norm", "_rms_rotate", "_add", "_gelu", "_pack", "_unpack")
+        return sum(len(getattr(kernels, name).device_caches[0][0]) for name in names)
+
+    run(2, 48)
+    before = compiled()
+    for rows in (1, 7, 16, 33, 4096):
+        run(2, rows)
+    assert compiled() == before

@@ -62,7 +62,7 @@ def test_a_block_is_copied_while_another_is_computed(file: MemoryFile, ram_block
     """By events: the copy of some block begins and ends within the computation of the one before it."""
     with BlockStore([file], DEVICE, policy="stream", ram_budget=ram_blocks * BLOCK_BYTES) as store:
         for _ in range(2):
-            forward(store, rows=16384)
+            forward(store, rows=65536)
         torch.cuda.synchronize()
         copies = list(store._lane._copies)[-COUNT:]
         blocks = list(store._lane._blocks)[-COUNT:]
