@@ -4,11 +4,14 @@
         with Server(tree, base) as server:
             entry = server.run({"1": {"class_type": "EmptyImage", "inputs": {...}}})
 
-Standard library only, so that it runs before anything is installed.
+Standard library only, so that it runs before anything is installed. As a program it serves until Ctrl-C:
+
+    python scripts/comfyui_server.py BASE [--version 0.33.0] [-- options of ComfyUI]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -229,3 +232,27 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    """Serve BASE until Ctrl-C."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", type=Path)
+    parser.add_argument("--version", help="of the source tree to take (default: the newest found)")
+    parser.add_argument("options", nargs="*", help="of ComfyUI (default: --cpu)")
+    given = parser.parse_args()
+    trees = [tree for tree in find_trees() if given.version in (None, tree.version)]
+    if not trees:
+        raise SystemExit("no ComfyUI source tree: set COMFYUI_PATH, or put one below ~/comfyui")
+    newest = max(trees, key=lambda tree: [int(part) for part in tree.version.split(".") if part.isdigit()])
+    with Server(newest, given.base.resolve(), given.options or ["--cpu"]) as server:
+        print(f"ComfyUI {newest.version}: {server.address}\nlog: {server.log_path}\nCtrl-C ends it.", flush=True)
+        try:
+            while True:
+                time.sleep(3600)
+        except KeyboardInterrupt:
+            print("ending", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ python scripts/dev.py demo [--out DIR] [--image FILE] [--prompt TEXT]
 python scripts/dev.py test [--tier TIER] [--require TIER] [-k EXPR]     includes check
 python scripts/dev.py check
 python scripts/dev.py bench NAME [arguments of scripts/bench/NAME.py]
+python scripts/dev.py comfyui [--version 0.33.0] [-- options of ComfyUI]
 """
 
 from __future__ import annotations
@@ -96,6 +97,13 @@ read, both experts run, and the memory is measured. With real weights (README, "
     )
 
 
+def comfyui(rest: list[str]) -> None:
+    """A real ComfyUI with this pack, tiny models and the workflows set to them, until Ctrl-C."""
+    base = ROOT / "demo" / "comfyui"
+    run(PYTHON, "scripts/comfyui_demo.py", base, "--wide-vae")
+    run(PYTHON, "scripts/comfyui_server.py", base, *rest)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -110,6 +118,7 @@ def main() -> None:
     show.add_argument("--prompt", default="a sailing boat on a calm sea at sunset", help="what the video shows")
     benches = commands.add_parser("bench", help="run scripts/bench/NAME.py")
     benches.add_argument("name")
+    commands.add_parser("comfyui", help="a real ComfyUI with the pack, tiny models and the workflows")
     options, rest = parser.parse_known_args()
     if rest and options.command in {"check", "demo"}:
         parser.error(f"unknown arguments: {' '.join(rest)}")
@@ -118,6 +127,8 @@ def main() -> None:
         check()
     elif options.command == "demo":
         demo(options)
+    elif options.command == "comfyui":
+        comfyui(rest)
     else:
         {"test": test, "bench": bench}[options.command](options, rest)
 
