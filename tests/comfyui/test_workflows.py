@@ -7,33 +7,13 @@ from typing import Any
 
 import av
 import pytest
-from comfy_names import HIGH, HIGH_GGUF, LORA, LOW, LOW_GGUF, T2V_HIGH, T2V_LOW, TEXT, TI2V, VAE, VAE_22
+from comfy_names import FILE_INPUTS, tiny_name
 from comfy_workflow import load, to_prompt
 from comfyui_server import PACK, Server
 
 WORKFLOWS = sorted((PACK / "workflows").glob("*.json"))
 LENGTH, SIZE = 5, 64
 WITH_TEXT = "wan22_t2v_16gb"  # one with the real text path; its 24 layers are what costs the time on a CPU
-
-
-def tiny_name(name: str) -> str:
-    """The tiny file that stands for one that a workflow names."""
-    lower = name.lower()
-    if name == "none" or "vae" in lower or lower.startswith("umt5"):
-        return {"none": "none", "wan2.2_vae.safetensors": VAE_22}.get(name, TEXT if "umt5" in lower else VAE)
-    if "lightx2v" in lower:
-        return LORA
-    if "5b" in lower:
-        return TI2V
-    is_low = "low" in lower
-    if "t2v_" in lower and "i2v" not in lower:
-        return T2V_LOW if is_low else T2V_HIGH
-    if lower.endswith(".gguf"):
-        return LOW_GGUF if is_low else HIGH_GGUF
-    return LOW if is_low else HIGH
-
-
-FILE_INPUTS = ("model_high", "model_low", "vae_name", "lora_name", "text_encoder")
 
 
 def tiny_prompt(path: Path, object_info: dict[str, Any]) -> dict[str, Any]:

@@ -32,3 +32,23 @@ def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
     """|actual - expected| / |expected|, as vectors, in float64."""
     expected = expected.astype(np.float64)
     return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
+
+
+FILE_INPUTS = ("model_high", "model_low", "vae_name", "lora_name", "text_encoder")
+
+
+def tiny_name(name: str) -> str:
+    """The tiny file that stands for one that a workflow names."""
+    lower = name.lower()
+    if name == "none" or "vae" in lower or lower.startswith("umt5"):
+        return {"none": "none", "wan2.2_vae.safetensors": VAE_22}.get(name, TEXT if "umt5" in lower else VAE)
+    if "lightx2v" in lower:
+        return LORA
+    if "5b" in lower:
+        return TI2V
+    is_low = "low" in lower
+    if "t2v_" in lower and "i2v" not in lower:
+        return T2V_LOW if is_low else T2V_HIGH
+    if lower.endswith(".gguf"):
+        return LOW_GGUF if is_low else HIGH_GGUF
+    return LOW if is_low else HIGH
