@@ -57,6 +57,7 @@ CODES: Mapping[str, str] = {
     "latent_invalid": "the latent does not fit the VAE",
     "budget_exceeded": "the run needs more memory than it was given",
     "output_unwritable": "the output cannot be written",
+    "resume_mismatch": "the checkpoints are of another run",
     "nan_in_latents": "the latents became NaN or infinite",
 }
 
