@@ -1,0 +1,118 @@
+"""Plans at real width on the meta device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers import AutoencoderKLWan
+
+from wanfit.errors import BudgetError, InputError, TilingError
+from wanfit.vae import diffusers_config, plan_decode, plan_encode
+from wanfit.vae.adapters import describe
+from wanfit.vae.windows import axis_tiles, balanced_cuts
+
+GIB = 1024**3
+HD = (1, 16, 21, 90, 160)
+
+
+def meta_vae(variant: str) -> AutoencoderKLWan:
+    with torch.device("meta"):
+        return AutoencoderKLWan(**diffusers_config(variant))
+
+
+@pytest.fixture(scope="module")
+def vae() -> AutoencoderKLWan:
+    return meta_vae("vae-2.1")
+
+
+def test_halo_after_the_first_up_block(vae: AutoencoderKLWan) -> None:
+    """12 positions, as found by trying smaller ones (design.md, section 2)."""
+    stages = describe(vae).decoder[2:]
+    (_, tile, _) = axis_tiles(stages, 320, [(0, 440), (440, 840), (840, 1280)], 1)
+    assert tile.stages[0].window == (440 // 4 - 12, 840 // 4 + 12)
+
+
+def test_budget_gives_the_fewest_tiles(vae: AutoencoderKLWan) -> None:
+    plan = plan_decode(vae, HD, dtype=torch.bfloat16, device="cuda", budget_bytes=2 * GIB, chunk=1)
+    assert plan.predicted_bytes <= 2 * GIB
+    for rows in range(1, plan.tiles):
+        for columns in range(1, plan.tiles):
+            if rows * columns < plan.tiles:
+                other = plan_decode(
+                    vae, HD, dtype=torch.bfloat16, device="cuda", grid=(rows, columns), start=plan.split - 1, chunk=1
+                )
+                assert other.predicted_bytes > 2 * GIB
+    assert 1 < plan.overhead < 1.2
+
+
+@pytest.mark.parametrize("shape,longer", [(HD, 1), ((1, 16, 21, 160, 90), 0)])
+def test_cuts_go_across_the_longer_side(vae: AutoencoderKLWan, shape: tuple[int, ...], longer: int) -> None:
+    plan = plan_decode(vae, shape, dtype=torch.bfloat16, device="cuda", budget_bytes=4 * GIB)
+    assert plan.grid[longer] > 1 and plan.grid[1 - longer] == 1
+
+
+def test_tiles_of_a_grid_have_one_size(vae: AutoencoderKLWan) -> None:
+    plan = plan_decode(vae, HD, dtype=torch.bfloat16, device="cuda", grid=(2, 3))
+    for tiles in (plan.rows, plan.columns):
+        for index in range(len(tiles[0].stages)):
+            assert len({b - a for a, b in (tile.stages[index].window for tile in tiles)}) == 1
+
+
+def test_more_frames_need_no_more_memory(vae: AutoencoderKLWan) -> None:
+    short, long = (
+        plan_decode(vae, (1, 16, frames, 90, 160), dtype=torch.bfloat16, device="cuda", budget_bytes=2 * GIB)
+        for frames in (21, 121)
+    )
+    assert short.grid == long.grid and short.predicted_bytes == long.predicted_bytes
+
+
+@pytest.mark.parametrize("variant,channels", [("vae-2.1", 16), ("vae-2.2", 48)])
+def test_floor(variant: str, channels: int) -> None:
+    """The error names the floor, and the floor works."""
+    model = meta_vae(variant)
+    shape = (1, channels, 21, 90, 160)
+    with pytest.raises(BudgetError, match=r"at least (\d+\.\d\d) GiB to decode") as caught:
+        plan_decode(model, shape, dtype=torch.bfloat16, device="cuda", budget_bytes=GIB // 4)
+    text = str(caught.value)
+    assert f"{160 * (8 if channels == 16 else 16)}x{90 * (8 if channels == 16 else 16)}" in text
+    floor = float(text.partition("at least ")[2].partition(" GiB")[0])
+    plan = plan_decode(model, shape, dtype=torch.bfloat16, device="cuda", budget_bytes=int(floor * GIB))
+    assert plan.predicted_bytes <= floor * GIB
+
+
+def test_encode_budget(vae: AutoencoderKLWan) -> None:
+    plan = plan_encode(vae, (1, 3, 81, 720, 1280), dtype=torch.bfloat16, device="cuda", budget_bytes=GIB)
+    assert plan.predicted_bytes <= GIB and plan.tiles > 1
+    with pytest.raises(BudgetError, match="to encode 1280x720"):
+        plan_encode(vae, (1, 3, 81, 720, 1280), dtype=torch.bfloat16, device="cuda", budget_bytes=GIB // 8)
+
+
+def test_balanced_cuts_give_equal_windows() -> None:
+    cuts = balanced_cuts(1000, 3, (7, 7))
+    assert cuts[0][0] == 0 and cuts[-1][1] == 1000
+    windows = [min(b + 7, 1000) - max(a - 7, 0) for a, b in cuts]
+    assert max(windows) - min(windows) <= 1
+
+
+def test_refused(vae: AutoencoderKLWan) -> None:
+    def decode(shape: tuple[int, ...], **options: object) -> None:
+        plan_decode(vae, shape, dtype=torch.bfloat16, **options)
+
+    with pytest.raises(TilingError, match=r"latent_invalid.*48.*\(B, 16, T, h, w\)"):
+        decode((1, 48, 21, 44, 80))
+    with pytest.raises(TilingError, match="latent_invalid"):
+        decode((16, 21, 44, 80))
+    with pytest.raises(TilingError, match=r"tile_invalid.*41 tiles"):
+        decode((1, 16, 1, 5, 5), grid=(1, 41))
+    with pytest.raises(TilingError, match=r"tile_invalid.*0 tiles"):
+        decode((1, 16, 1, 5, 5), grid=(0, 1))
+    with pytest.raises(TilingError, match=r"tile_invalid.*start"):
+        decode((1, 16, 1, 5, 5), start=4)
+    with pytest.raises(InputError, match=r"number_invalid.*chunk is 3"):
+        decode((1, 16, 1, 5, 5), chunk=3)
+    with pytest.raises(InputError, match=r"size_invalid.*multiples of 8"):
+        plan_encode(vae, (1, 3, 5, 84, 80), dtype=torch.bfloat16)
+    with pytest.raises(InputError, match=r"frames_invalid.*4n"):
+        plan_encode(vae, (1, 3, 80, 80, 80), dtype=torch.bfloat16)
+    with pytest.raises(InputError, match=r"image_invalid.*4"):
+        plan_encode(vae, (1, 4, 81, 80, 80), dtype=torch.bfloat16)
