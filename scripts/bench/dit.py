@@ -30,9 +30,12 @@ from dit_weights import DIM, LAYOUTS, DiskFile, RepeatedFile, as_float32, build,
 from wanfit.blocks import ForwardSettings, choose_attention
 from wanfit.blocks.elementwise import PLAIN
 from wanfit.offload import BlockStore, Ladder
+from wanfit.offload.lane import Slot
 
 SIZES = {"480p": (832, 480), "720p": (1280, 720), "1088p": (1920, 1088)}
 GIB = 2**30
+BUS, CLOCK = 55.0, 1.98e9
+"""GB/s and Hz of the machine that --throttle slows down (one H200)."""
 MEASUREMENTS = Path(__file__).resolve().parents[2] / "docs" / "measurements"
 HOLD = """
 import sys, torch
@@ -88,18 +91,17 @@ def measure(forward: Callable[[], object], repeat: int) -> dict[str, float]:
 
 
 def throttle(store: BlockStore, gigabytes: float) -> None:
-    """Make each copy as slow as over a bus of so many GB/s, by idling on the copy stream."""
+    """Make each copy last as long as over a bus of so many GB/s, by idling on the copy stream within its events."""
     lane = store._lane
-    clock = torch.cuda.get_device_properties(lane.device).clock_rate * 1e3 if hasattr(
-        torch.cuda.get_device_properties(lane.device), "clock_rate") else 1.98e9  # fmt: skip
     upload = lane.upload
-    rate = 50e9
 
-    def slow(slot, source):  # noqa: ANN001, ANN202
-        missing = source.numel() * (1 / (gigabytes * 1e9) - 1 / rate)
+    def slow(slot: Slot, source: torch.Tensor) -> torch.cuda.Event:
+        end = upload(slot, source)
+        missing = source.numel() / 1e9 * (1 / gigabytes - 1 / BUS)
         with torch.cuda.stream(lane._stream):
-            torch.cuda._sleep(int(missing * clock))
-        return upload(slot, source)
+            torch.cuda._sleep(int(missing * CLOCK))
+            end.record(lane._stream)
+        return end
 
     lane.upload = slow
 
@@ -154,7 +156,7 @@ def ours(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
 def open_files(options: argparse.Namespace, block: dict, layout: str) -> list:
     if options.disk is None:
         return [RepeatedFile(block, options.blocks) for _ in range(options.experts)]
-    files = [DiskFile(block, options.blocks, options.disk / f"{layout}-{i}.bin") for i in range(options.experts)]
+    files = [DiskFile(block, options.blocks, options.disk / f"{layout}.bin") for _ in range(options.experts)]
     if options.cold:
         for file in files:
             file.forget_pages()
@@ -311,7 +313,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=4096, help="tokens")
     parser.add_argument("--ram-gib", type=float, default=32, help="host memory for blocks")
     parser.add_argument("--vram-gib", type=float, help="device memory for blocks")
-    parser.add_argument("--disk", type=Path, help="folder for real files, one an expert, that blocks are read from")
+    parser.add_argument("--disk", type=Path, help="folder for a real file that the blocks of all experts are read from")
     parser.add_argument("--cold", action="store_true", help="with --disk: drop the files from the system's cache")
     parser.add_argument("--throttle", type=float, help="GB/s of the bus")
     parser.add_argument("--free-gib", type=float, help="device memory that a second process leaves free")

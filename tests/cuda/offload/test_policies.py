@@ -31,11 +31,12 @@ def file() -> MemoryFile:
     return MemoryFile(blocks)
 
 
-def forward(store: BlockStore, rows: int = 512) -> torch.Tensor:
+def forward(store: BlockStore, rows: int = 512, work: int = 1) -> torch.Tensor:
     x = torch.randn(rows, WIDTH, generator=torch.Generator(DEVICE).manual_seed(1), device=DEVICE)
     for index in range(COUNT):
         with store.source().onload(index) as weights:
-            x = torch.tanh(x @ weights["a.weight"].data)
+            for _ in range(work):
+                x = torch.tanh(x @ weights["a.weight"].data)
     return x
 
 
@@ -62,7 +63,7 @@ def test_a_block_is_copied_while_another_is_computed(file: MemoryFile, ram_block
     """By events: the copy of some block begins and ends within the computation of the one before it."""
     with BlockStore([file], DEVICE, policy="stream", ram_budget=ram_blocks * BLOCK_BYTES) as store:
         for _ in range(2):
-            forward(store, rows=65536)
+            forward(store, rows=32768, work=12)
         torch.cuda.synchronize()
         copies = list(store._lane._copies)[-COUNT:]
         blocks = list(store._lane._blocks)[-COUNT:]
