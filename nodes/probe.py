@@ -14,8 +14,8 @@ class WanFitMemoryProbe(io.ComfyNode):
             node_id="WanFitMemoryProbe",
             display_name="WanFit Memory Probe",
             category="WanFit",
-            description="Reports RAM and VRAM at this point and the peaks since the probe before it, with a chart. "
-            "Put one before and one after the stage that you want to know about.",
+            description="Reports RAM and VRAM at this point and the peaks since the run began or the probe before, "
+            "with a chart.",
             is_output_node=True,
             inputs=[
                 io.AnyType.Input("anything", tooltip="Passed through unchanged; decides when the probe measures."),

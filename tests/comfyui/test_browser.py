@@ -48,7 +48,7 @@ def page(server: Server, named_files: None) -> Iterator[Any]:
         pytest.skip("no Chromium on the path")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": 1920, "height": 1080})
+        opened = browser.new_page(viewport={"width": 2720, "height": 1400})
         opened.goto(server.address)
         opened.wait_for_function("() => window.app?.graph?._nodes !== undefined && !!window.LiteGraph", timeout=60_000)
         opened.wait_for_timeout(2000)
@@ -64,7 +64,7 @@ def show(page: Any, workflow: dict[str, Any]) -> list[dict[str, Any]]:
         page.keyboard.press("Escape")
     page.evaluate("() => window.app.canvas?.fitViewToSelectionAnimated?.()")
     page.evaluate(
-        """() => { const ds = window.app.canvas.ds; ds.scale = 0.42; ds.offset = [560, 140];
+        """() => { const ds = window.app.canvas.ds; ds.scale = 0.72; ds.offset = [640, 150];
                    window.app.canvas.setDirty(true, true) }"""
     )
     page.wait_for_timeout(500)
