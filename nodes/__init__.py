@@ -18,9 +18,11 @@ class WanFitExtension(ComfyExtension):
     """All nodes of the pack."""
 
     async def get_node_list(self) -> list[Any]:
-        from ._comfy import folders
+        # Not in on_load: 0.3.64 never calls it.
+        from ._comfy import folders, prompt_record
 
-        folders.register()  # not in on_load: 0.3.64 never calls it
+        folders.register()
+        prompt_record.RECORDER.register()
         return [
             WanFitLoader,
             WanFitTextEncoderLoader,
