@@ -9,10 +9,14 @@ from typing import Any
 import torch
 
 from wanfit.checkpoint import VARIANTS, open_checkpoint
+from wanfit.memory.parts import transformer_part, vae_part
+from wanfit.memory.plan import Model
+from wanfit.memory.presets import text_preset
 from wanfit.pipeline.denoise import denoise
 from wanfit.pipeline.files import ModelFiles
 from wanfit.pipeline.loras import LoraChoice, load_loras
 from wanfit.pipeline.placement import Placement, choose_placement
+from wanfit.pipeline.plan import plan_run
 from wanfit.pipeline.request import Request, Settings, settle
 from wanfit.pipeline.vae import load_vae
 
@@ -37,6 +41,16 @@ def context(settings: Settings, text_dim: int = 4096, seed: int = 5) -> torch.Te
     return embeddings
 
 
+def model_of(files: ModelFiles) -> Model:
+    """Sizes of the parts; the text encoder, which these runs do without, is the usual one."""
+    transformers = []
+    for _, path in files.transformers:
+        with open_checkpoint(path) as checkpoint:
+            transformers.append(transformer_part(checkpoint))
+    with open_checkpoint(files.vae) as checkpoint:
+        return Model(tuple(transformers), text_preset(), vae_part(checkpoint))
+
+
 def latents_of(
     files: ModelFiles,
     settings: Settings,
@@ -51,7 +65,8 @@ def latents_of(
         vae = load_vae(checkpoint, placement.vae_dtype)
     seen = stages if stages is not None else []
     patches = load_loras(loras, files.transformers).patches
-    return denoise(files, settings, placement, context(settings), vae, seen.append, print, expand, patches)
+    plan = plan_run(model_of(files), settings, placement, patches)
+    return denoise(files, settings, placement, plan, context(settings), vae, seen.append, print, expand, patches)
 
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:

@@ -69,7 +69,22 @@ def _draw_peaks(axes: Any, record: MemoryRecord) -> None:
             color="C1",
         )
         axes.bar_label(vram, fmt="%.2f", fontsize=8, padding=2)
+    _draw_planned(axes, record)
     axes.invert_yaxis()
-    axes.set(xlabel="peak, GiB (blue: RAM; orange: VRAM allocated)")
+    axes.set(xlabel="peak, GiB (blue: RAM; orange: VRAM allocated; outlined: as planned)")
     axes.margins(x=0.1)
     axes.grid(axis="x", alpha=0.3)
+
+
+def _draw_planned(axes: Any, record: MemoryRecord) -> None:
+    """Beside each measured bar: RAM on top of what the process had before, device memory from least to most."""
+    before = record.stages[0].rss_before if record.stages else 0
+    outline: dict[str, Any] = {"fill": False, "linestyle": "--", "linewidth": 1.2}
+    for row, stage in enumerate(record.stages):
+        if stage.planned is None:
+            continue
+        ram = (before + stage.planned.ram_needed) / GIB
+        axes.barh(row, ram, height=0.4, align="edge", edgecolor="C0", **outline)
+        if stage.allocated_peak is not None:
+            axes.barh(row, stage.planned.vram_peak / GIB, height=-0.4, align="edge", edgecolor="C1", **outline)
+            axes.plot([stage.planned.vram_needed / GIB] * 2, [row - 0.4, row], color="C1", linewidth=2)

@@ -14,12 +14,16 @@ from .parts import TextPart, TransformerPart, VaePart
 RING = 2
 """Device slots, and host buffers, for passing blocks."""
 
+SLAB = 64 * 2**20
+"""What the VAE's spools take of host memory at a time."""
+
 VIDEO = "video to encode"
 """A cause: the frames that the VAE is given."""
 
 FLOAT = 4
 TEXT_TOKENS = 512
 HEAD_DIM = 128
+TEXT_DIM = 4096
 
 LIBRARIES = 64 * 2**20
 """cuBLAS's workspace, norm statistics, small tensors: on a card, inside PyTorch's allocator."""
@@ -132,7 +136,8 @@ def forward_causes(part: TransformerPart, video: Video, machine: Machine, settin
         "rotary table": 2 * video.tokens * HEAD_DIM * FLOAT,
         "weights in compute precision": weight_copies(part, machine, stream),
         "latents": latents,
-        "text context": video.prompts * TEXT_TOKENS * 4096 * FLOAT + context * part.dim * item,
+        "text embeddings": video.prompts * TEXT_TOKENS * TEXT_DIM * FLOAT,
+        "context": context * part.dim * item,
     }
     if machine.device == "cuda":
         causes["allocator"] = int(_OVERHEAD * total) + LIBRARIES
@@ -175,7 +180,7 @@ def switch_demand(before: Demand, part: TransformerPart, machine: Machine) -> De
         "weights outside the blocks": part.rest_bytes(machine.dtype),
         "one tensor as stored": part.rest_largest,
     }
-    kept = ("passing blocks", "latents", "text context")
+    kept = ("passing blocks", "latents", "text embeddings")
     held = {cause: nbytes for cause, nbytes in {**before.vram, **before.ram}.items() if cause in kept}
     if machine.device == "cpu":
         return Demand("switch", {}, held | causes, part.nbytes)
@@ -193,7 +198,7 @@ def vae_demand(name: str, plan: TilePlan, part: VaePart, video: Video, machine: 
         "activations": memory.activations,
         "convolution workspace": memory.workspace,
     }
-    features = {"features between the passes": min(plan.feature_bytes, HOST_BYTES)}
+    features = {"features between the passes": _waiting(plan.feature_bytes, HOST_BYTES)}
     if plan.direction == "encode":
         single = plan.shape[2] == 1
         passing = sum(work.values()) - work["VAE"]
@@ -210,9 +215,14 @@ def vae_demand(name: str, plan: TilePlan, part: VaePart, video: Video, machine: 
 
 def saving_causes(video: Video, tiles: int) -> dict[str, int]:
     """Frames that wait for their other tiles, and what x264 keeps to look ahead (64 pictures in YUV 4:2:0)."""
-    waiting = min(3 * video.pixels, HOST_BYTES // 2) if tiles > 1 else 0
+    waiting = _waiting(3 * video.pixels, HOST_BYTES // 2) if tiles > 1 else 0
     picture = video.width * video.height
     return {"frames waiting": waiting + 3 * picture, "video encoder": 64 * picture * 3 // 2}
+
+
+def _waiting(nbytes: int, limit: int) -> int:
+    """Of a `Spool`: whole slabs, up to its limit."""
+    return min(-(-nbytes // SLAB) * SLAB, limit)
 
 
 def video_to_encode(video: Video, machine: Machine, *, single: bool) -> int:

@@ -6,9 +6,11 @@ and behaviour cannot drift apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+import torch
 
 from ..blocks import ForwardSettings
 from ..checkpoint import VARIANTS, Variant
@@ -36,6 +38,9 @@ CHUNK_TOKENS = 4096
 SMALLEST_CHUNK = 256
 TIGHT = 0.95
 """Of a limit: what needs more fits, and may run slower or fail when another program takes memory."""
+
+LORA_SHARE = 0.25
+"""Of the device memory for weights, what LoRAs may take to stay there."""
 
 VAE_MARGIN = 0.9
 """Of what is left, for the VAE: its shapes vary, and the allocator's pool with them."""
@@ -88,6 +93,7 @@ class Plan:
         weights_budget: device bytes for blocks, passing ones included.
         ram_budget: host bytes for blocks.
         vae_budget: device bytes for a pass of the VAE, its weights included; on the CPU bytes of RAM.
+        keep_loras: LoRAs stay on the device; otherwise they are copied with each block.
         resident: blocks that stay on the device, at the most.
         cached: blocks of all experts that stay in RAM.
         stages: in order.
@@ -103,6 +109,7 @@ class Plan:
     weights_budget: int
     ram_budget: int
     vae_budget: int
+    keep_loras: bool
     resident: int
     cached: int
     stages: tuple[Demand, ...]
@@ -145,6 +152,7 @@ class Plan:
             "weights_budget": self.weights_budget,
             "ram_budget": self.ram_budget,
             "vae_budget": self.vae_budget,
+            "keep_loras": self.keep_loras,
             "traffic": None if self.traffic is None else asdict(self.traffic),
             "stages": stages,
         }
@@ -161,6 +169,7 @@ def make_plan(
     chunk_tokens: int = CHUNK_TOKENS,
     text_tokens: int = 512,
     prompts: int = 2,
+    loras: tuple[int, int] = (0, 0),
 ) -> Plan:
     """The plan of one video.
 
@@ -169,6 +178,7 @@ def make_plan(
         image: whether an image is encoded; None: where the model needs one.
         chunk_tokens: at most; the plan takes less where that is what fits.
         prompts: 2 with guidance, else 1.
+        loras: bytes of the changes of all blocks, and of the block that has most of them.
 
     Raises:
         InputError: size_invalid, frames_invalid. A run that does not fit is a verdict, not an error.
@@ -179,6 +189,11 @@ def make_plan(
     video = Video(width, height, num_frames, has_image, variant.size_multiple, text_tokens, prompts)
     text = text_demand(model.text_encoder, video, machine)
     chunk, denoise = _denoise(model, video, machine, chunk_tokens)
+    keep_loras = _keep_loras(denoise, machine, loras[0])
+    if loras[0]:
+        extra = {"LoRA": loras[0] if keep_loras else loras[1]}
+        kind = "vram" if machine.device == "cuda" else "ram"
+        denoise = [replace(demand, **{kind: getattr(demand, kind) | extra}) for demand in denoise]
     vae, failures, squeezed = _vae_stages(model, video, machine)
     worst = max(denoise, key=lambda demand: demand.vram_needed)
     weights_budget, resident = _resident(model, machine, worst)
@@ -204,6 +219,7 @@ def make_plan(
         weights_budget=weights_budget,
         ram_budget=machine.ram_budget,
         vae_budget=_vae_room(machine),
+        keep_loras=keep_loras,
         resident=resident,
         cached=cached,
         stages=tuple(stages),
@@ -251,6 +267,12 @@ def _denoise(model: Model, video: Video, machine: Machine, most: int) -> tuple[i
         chunk = max(SMALLEST_CHUNK, chunk // 2)
 
 
+def _keep_loras(denoise: Sequence[Demand], machine: Machine, nbytes: int) -> bool:
+    """Whether LoRAs take no more than their share of what is left beside the blocks that pass."""
+    needed = max(demand.vram_needed for demand in denoise)
+    return machine.device == "cpu" or nbytes <= LORA_SHARE * (machine.vram - needed)
+
+
 def _vae_room(machine: Machine) -> int:
     return machine.vram if machine.device == "cuda" else machine.ram
 
@@ -268,16 +290,38 @@ def tile_plan(model: Model, video: Video, machine: Machine, direction: str, room
     Raises: BudgetError: budget_exceeded.
     """
     vae, dtype, device = model.vae.module(), machine.vae_dtype, machine.device
-    whole = vae_weights(model.vae, machine)
-    if direction == "decode":
-        shape = decode_shape(model, video)
-        running = plan_decode(vae, shape, dtype=dtype, device=device, grid=(1, 1)).memory.weights
-        return plan_decode(vae, shape, dtype=dtype, device=device, budget_bytes=room - whole + running)
-    frames = 1 if model.variant.expand_timesteps else video.num_frames
-    shape = (1, 3, frames, video.height, video.width)
-    running = plan_encode(vae, shape, dtype=dtype, device=device, grid=(1, 1)).memory.weights
-    held = whole - running + video_to_encode(video, machine, single=frames == 1)
-    return plan_encode(vae, shape, dtype=dtype, device=device, budget_bytes=room - held)
+    single = direction == "encode" and model.variant.expand_timesteps
+    held = video_to_encode(video, machine, single=single) if direction == "encode" else 0
+    shape = decode_shape(model, video)
+    if direction == "encode":
+        shape = (1, 3, 1 if single else video.num_frames, video.height, video.width)
+    budget = room - held - vae_weights(model.vae, machine)
+    return plan_pass(vae, shape, direction, dtype, torch.device(device), budget)
+
+
+def plan_pass(
+    vae: Any, shape: Sequence[int], direction: str, dtype: torch.dtype, device: torch.device, room: int
+) -> TilePlan:
+    """As `plan_encode` or `plan_decode`, with a budget that the VAE's weights are no part of.
+
+    Args:
+        room: bytes beside the whole VAE.
+    """
+    plan = plan_encode if direction == "encode" else plan_decode
+    # The VAE's plans count the weights of the half that runs.
+    running = plan(vae, shape, dtype=dtype, device=device, grid=(1, 1)).memory.weights
+    return plan(vae, shape, dtype=dtype, device=device, budget_bytes=room + running)
+
+
+def with_margin(plan: Callable[[int], TilePlan], room: int) -> tuple[TilePlan, bool]:
+    """The plan within `VAE_MARGIN` of `room`, or within all of it; and whether it needs all of it.
+
+    Raises: BudgetError: budget_exceeded.
+    """
+    try:
+        return plan(int(room * VAE_MARGIN)), False
+    except BudgetError:
+        return plan(room), True
 
 
 def _vae_stages(model: Model, video: Video, machine: Machine) -> tuple[list[Demand], dict[str, BudgetError], str]:
@@ -287,20 +331,17 @@ def _vae_stages(model: Model, video: Video, machine: Machine) -> tuple[list[Dema
     demands: list[Demand] = []
     failures: dict[str, BudgetError] = {}
     squeezed = ""
-    room = _vae_room(machine)
     for name, direction in passes:
-        tiles: TilePlan | None = None
-        for share in (VAE_MARGIN, 1.0):
-            try:
-                tiles = tile_plan(model, video, machine, direction, int(room * share))
-            except BudgetError as error:
-                failures[name] = error
-                squeezed = name
-            else:
-                failures.pop(name, None)
-                break
-        if tiles is None:
-            tiles = tile_plan(model, video, machine, direction, 2**62)
+
+        def plan(room: int, direction: str = direction) -> TilePlan:
+            return tile_plan(model, video, machine, direction, room)
+
+        try:
+            tiles, whole_room = with_margin(plan, _vae_room(machine))
+        except BudgetError as error:
+            failures[name] = error
+            tiles, whole_room = plan(2**62), False
+        squeezed = name if whole_room else squeezed
         demands.append(vae_demand(name, tiles, model.vae, video, machine))
     return demands, failures, squeezed
 

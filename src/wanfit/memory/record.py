@@ -1,21 +1,39 @@
 """The memory record of a run: what each stage held at its highest, and a trace over time.
 
 A sampler thread reads the process's resident set every few milliseconds; on CUDA the allocator's own peak
-counters are reset at each stage, so no peak between two samples is missed there.
+counters are reset at each stage, so no peak between two samples is missed there. What a machine has no counter for
+is left out and named in `unread`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 
 import psutil
 import torch
 
+from .counters import Counters, Reading
+
 # Beyond this the trace is thinned and sampled half as often; the peaks of the stages are kept apart from it.
 MAX_SAMPLES = 20_000
+
+
+SLOW_EVERY = 10
+"""Of so many samples one reads the counters that cost more: the driver, the allocator's statistics, swap."""
+
+
+@dataclass(frozen=True)
+class PlannedPeak:
+    """What the plan says of a stage, in bytes. Device: at the least, and with the blocks that stay; RAM: of its own,
+    beyond what the process had before the run."""
+
+    vram_needed: int
+    vram_peak: int
+    ram_needed: int
 
 
 @dataclass
@@ -23,7 +41,9 @@ class Stage:
     """One stage of a run. Bytes; None where this machine has no such counter.
 
     `rss` is all resident memory of the process; `rss_files` the part of it that is mapped files (weights
-    read in place), which the system takes back when it needs the room.
+    read in place), which the system takes back when it needs the room. `device_used_peak` is the whole card's, by all
+    processes; `inactive_peak` is held by the allocator in pieces that it cannot give back (fragmentation);
+    `pinned_peak` page-locked host memory; `swap_peak` the system's.
     """
 
     name: str
@@ -35,6 +55,11 @@ class Stage:
     rss_files_peak: int | None = None
     allocated_peak: int | None = None
     reserved_peak: int | None = None
+    device_used_peak: int | None = None
+    inactive_peak: int | None = None
+    pinned_peak: int | None = None
+    swap_peak: int | None = None
+    planned: PlannedPeak | None = None
 
 
 @dataclass
@@ -54,10 +79,15 @@ class MemoryRecord:
     Args:
         device: where the model computes; CUDA counters are read only for a CUDA device.
         interval_s: time between two samples of the thread.
+        planned: what a plan says, by stage name.
+
+    Attributes:
+        unread: counters that this machine does not have, with the reason.
     """
 
     device: torch.device
     interval_s: float = 0.02
+    planned: Mapping[str, PlannedPeak] = field(default_factory=dict[str, PlannedPeak])
     stages: list[Stage] = field(default_factory=list[Stage])
     trace: list[Sample] = field(default_factory=list[Sample])
 
@@ -65,6 +95,9 @@ class MemoryRecord:
         self._process = psutil.Process()
         self._cuda = self.device.type == "cuda"
         self._started = time.perf_counter()
+        self._counters = Counters(self.device)
+        self.unread: dict[str, str] = self._counters.unread
+        self._taken = 0
         self._current: Stage | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -87,8 +120,8 @@ class MemoryRecord:
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
         with self._lock:
-            self._current = Stage(name, time.perf_counter() - self._started)
-        self._current.rss_before = self._sample().rss
+            self._current = Stage(name, time.perf_counter() - self._started, planned=self.planned.get(name))
+        self._current.rss_before = self._sample(slow=True).rss
 
     def end(self) -> None:
         """End the current stage; nothing happens when there is none."""
@@ -99,13 +132,14 @@ class MemoryRecord:
             torch.cuda.synchronize(self.device)
             stage.allocated_peak = torch.cuda.max_memory_allocated(self.device)
             stage.reserved_peak = torch.cuda.max_memory_reserved(self.device)
-        stage.rss_after = self._sample().rss
+        stage.rss_after = self._sample(slow=True).rss
         with self._lock:
             self._current = None
         stage.seconds = time.perf_counter() - self._started - stage.start_s
         self.stages.append(stage)
 
-    def _sample(self) -> Sample:
+    def _sample(self, *, slow: bool = False) -> Sample:
+        reading = self._counters.read() if slow else None
         info = self._process.memory_info()
         files = getattr(info, "shared", None)
         vram = torch.cuda.memory_reserved(self.device) if self._cuda else None
@@ -116,11 +150,14 @@ class MemoryRecord:
                 self._current.rss_peak = max(self._current.rss_peak, sample.rss)
                 if files is not None:
                     self._current.rss_files_peak = max(self._current.rss_files_peak or 0, files)
+                if reading is not None:
+                    _raise_peaks(self._current, reading)
         return sample
 
     def _sample_until_stopped(self) -> None:
         while not self._stop.wait(self.interval_s):
-            self._sample()
+            self._taken += 1
+            self._sample(slow=self._taken % SLOW_EVERY == 0)
             if len(self.trace) > MAX_SAMPLES:
                 with self._lock:
                     del self.trace[1::2]
@@ -135,12 +172,22 @@ class MemoryRecord:
             "allocated_peak": max((stage.allocated_peak or 0 for stage in self.stages), default=0)
             if self._cuda
             else None,
+            "unread": dict(self.unread),
             "stages": [asdict(stage) for stage in self.stages],
         }
 
+    def _planned(self, stage: Stage) -> str:
+        """Device bytes on CUDA, RAM of its own on the CPU."""
+        if stage.planned is None:
+            return "-"
+        if not self._cuda:
+            return f"+{gib(stage.planned.ram_needed)} RAM"
+        low, high = stage.planned.vram_needed, stage.planned.vram_peak
+        return gib(low) if low == high else f"{low / 2**30:.2f} to {gib(high)}"
+
     def table(self) -> str:
         """A plain-text table of the stages, GiB."""
-        rows = [("stage", "seconds", "RAM peak", "RAM after", "VRAM peak", "VRAM reserved")]
+        rows = [("stage", "seconds", "RAM peak", "RAM after", "VRAM peak", "VRAM reserved", "planned")]
         for stage in self.stages:
             rows.append(
                 (
@@ -150,6 +197,7 @@ class MemoryRecord:
                     gib(stage.rss_after),
                     gib(stage.allocated_peak),
                     gib(stage.reserved_peak),
+                    self._planned(stage),
                 )
             )
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -160,6 +208,12 @@ class MemoryRecord:
             ).rstrip()
             for row in rows
         )
+
+
+def _raise_peaks(stage: Stage, reading: Reading) -> None:
+    for name, value in asdict(reading).items():
+        if value is not None:
+            setattr(stage, f"{name}_peak", max(getattr(stage, f"{name}_peak") or 0, value))
 
 
 def gib(value: int | None) -> str:

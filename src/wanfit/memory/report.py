@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from .demand import Demand
 from .plan import GIB, Plan
+from .record import PlannedPeak
 
 _SHOWN = 4
 """Causes named in a line of the table; the rest is summed up."""
@@ -47,6 +49,36 @@ def plan_lines(plan: Plan) -> list[str]:
             lines.append(f"{stage.name}, {kind} GiB: {', '.join(shown)}")
     lines += ["", *_traffic(plan), f"verdict: {plan.verdict}{f' ({plan.reason})' if plan.reason else ''}"]
     return lines
+
+
+def plan_line(plan: Plan) -> str:
+    """The verdict and the stage that needs most, in one line."""
+    kind = "VRAM" if plan.machine.device == "cuda" else "RAM"
+    needs = {stage.name: stage.vram_needed if kind == "VRAM" else stage.ram_needed for stage in plan.stages}
+    most = max(needs, key=lambda name: needs[name])
+    room = plan.machine.vram if kind == "VRAM" else plan.machine.ram
+    said = f"plan: {plan.verdict}; {most} needs most: {_gib(needs[most])} of {_gib(room)} {kind}"
+    if plan.resident:
+        said += f", up to {plan.resident} blocks stay on the device"
+    return f"{said}, {plan.chunk_tokens} tokens at a time" + (f"; {plan.reason}" if plan.reason else "")
+
+
+def planned_peaks(plan: Plan) -> dict[str, PlannedPeak]:
+    """For the memory record, by its stages: the switch is the beginning of the second expert's stage."""
+    peaks: dict[str, PlannedPeak] = {}
+    waiting: Demand | None = None
+    for stage in plan.stages:
+        if stage.name == "switch":
+            waiting = stage
+            continue
+        both = [stage] if waiting is None else [stage, waiting]
+        waiting = None
+        peaks[stage.name] = PlannedPeak(
+            max(each.vram_needed for each in both),
+            max(each.vram_peak for each in both),
+            max(each.ram_needed for each in both),
+        )
+    return peaks
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

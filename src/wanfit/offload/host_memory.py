@@ -7,6 +7,13 @@ from typing import Any
 
 import torch
 
+_PINNED: weakref.WeakSet[HostBuffer] = weakref.WeakSet()
+
+
+def pinned_bytes() -> int:
+    """Bytes of all buffers that are page-locked now."""
+    return sum(buffer.nbytes for buffer in list(_PINNED))
+
 
 class HostBuffer:
     """A uint8 buffer on the host, page-locked when asked for and possible.
@@ -28,10 +35,12 @@ class HostBuffer:
         except RuntimeError as error:
             raise MemoryError(f"{nbytes} bytes of host memory") from error
         self._data: torch.Tensor | None = data
+        self.nbytes = nbytes
         self.pinned = pin_for is not None and _register(data, pin_for)
         self._unregister = weakref.finalize(self, _unregister, data) if self.pinned else None
         if self._unregister is not None:
             self._unregister.atexit = False
+            _PINNED.add(self)
 
     @property
     def data(self) -> torch.Tensor:
@@ -43,6 +52,7 @@ class HostBuffer:
         """Give the memory back. No copy from it may be under way."""
         if self._unregister is not None:
             self._unregister()
+            _PINNED.discard(self)
         self._data = None
 
 

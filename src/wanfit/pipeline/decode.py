@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.models.modeling_outputs import AutoencoderKLOutput
 
 from ..memory.device import free_bytes
+from ..memory.plan import plan_pass, with_margin
 from ..vae.config import denormalize
 from ..vae.decode import decode
 from ..vae.encode import encode
+from ..vae.job import TilePlan
 from ..vae.passes import TileReport
 from ..vae.plan import plan_decode, plan_encode
 from ..vae.sinks import OrderedFrames
 from .video import VideoWriter
 
 
-def device_budget(vae: AutoencoderKLWan) -> int | None:
-    """Bytes for a pass, its weights included; None on the CPU, where frames are not cut."""
-    if vae.device.type != "cuda":
-        return None
-    return free_bytes(vae.device) + sum(parameter.nbytes for parameter in vae.parameters())
+def plan_tiles(vae: TiledVae, direction: str, shape: Sequence[int]) -> TilePlan:
+    """The tiles of a pass: within the run's budget, and within what is free at this moment.
+
+    Without a budget, on the CPU: the whole frame.
+    """
+    device, dtype, budget = vae.device, vae.dtype, vae.budget_bytes
+    if device.type == "cpu" and budget is None:
+        plan = plan_encode if direction == "encode" else plan_decode
+        return plan(vae, shape, dtype=dtype, device=device)
+    if device.type == "cuda":
+        room = free_bytes(device)
+        if budget is not None:
+            room = min(room, budget - torch.cuda.memory_allocated(device))
+    else:
+        room = (budget or 0) - sum(parameter.nbytes for parameter in vae.parameters())
+    tiles, _ = with_margin(lambda room: plan_pass(vae, shape, direction, dtype, device, room), room)
+    return tiles
 
 
 class TiledVae(AutoencoderKLWan):
-    """`AutoencoderKLWan` whose `encode` is cut into tiles that fit the device, with the same result."""
+    """`AutoencoderKLWan` whose `encode` is cut into tiles that fit the device, with the same result.
+
+    Attributes:
+        budget_bytes: for all that is on the device during a pass, its weights included; on the CPU: of RAM. None:
+            what is free.
+    """
+
+    budget_bytes: int | None = None
 
     def encode(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: torch.Tensor, return_dict: bool = True
     ) -> AutoencoderKLOutput | tuple[DiagonalGaussianDistribution]:
         """As `AutoencoderKLWan.encode`. `x`: (B, 3, F, H, W) in [-1, 1], F = 4n+1."""
-        plan = plan_encode(self, x.shape, dtype=self.dtype, device=self.device, budget_bytes=device_budget(self))
-        encoded = encode(self, x, plan)
+        encoded = encode(self, x, plan_tiles(self, "encode", x.shape))
         distribution = DiagonalGaussianDistribution(torch.cat([encoded.mean, encoded.logvar], dim=1))
         return AutoencoderKLOutput(latent_dist=distribution) if return_dict else (distribution,)
 
@@ -45,7 +67,7 @@ def decode_to(vae: TiledVae, variant: str, latents: torch.Tensor, writer: VideoW
     Returns: the tile report.
     Memory: `plan.memory` on the device, whatever the length; see `OrderedFrames` for the host.
     """
-    plan = plan_decode(vae, latents.shape, dtype=vae.dtype, device=vae.device, budget_bytes=device_budget(vae))
+    plan = plan_tiles(vae, "decode", latents.shape)
     sink = OrderedFrames(lambda _item, _number, pixels: writer.write(pixels.unsqueeze(0)))
     try:
         return decode(vae, denormalize(latents, variant), plan, sink)

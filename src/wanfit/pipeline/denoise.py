@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..errors import WanFitError
+from ..memory.plan import Plan
 from ..memory.purge import empty_device_cache
 from .decode import TiledVae
 from .experts import Experts
@@ -23,6 +24,7 @@ def denoise(
     files: ModelFiles,
     settings: Settings,
     placement: Placement,
+    plan: Plan,
     embeddings: torch.Tensor,
     vae: TiledVae,
     begin: Callable[[str], None],
@@ -33,6 +35,7 @@ def denoise(
     """Run the pipeline's loop over both experts.
 
     Args:
+        plan: of the run, which it keeps to.
         embeddings: (1 or 2, 512, text_dim): the prompt and, with guidance, the negative prompt.
         vae: on the device; encodes the image, then goes to the CPU.
         begin: called with the name of each stage before it begins.
@@ -60,7 +63,7 @@ def denoise(
     experts = Experts(
         files.transformers,
         placement,
-        settings.tokens,
+        plan,
         on_switch,
         lambda step: tell(f"out of memory, going on with less: {step}"),
         patches,

@@ -6,23 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from ..blocks import ForwardSettings, WeightSource, activation_bytes
+from ..blocks import ForwardSettings, WeightSource
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..memory.device import free_bytes
-from ..memory.host import available_bytes
+from ..memory.plan import Plan
 from ..memory.purge import empty_device_cache
 from ..offload import BlockStore, Ladder, MappedBlocks
 from .loras import ModelPatches
 from .placement import Placement
-from .transformer import LeanTransformer, block_shape, build_transformer
-
-RAM_SHARE = 0.6
-"""Of the host memory that is free, what the blocks of both experts may take; the rest stays for frames and others."""
-
-LORA_SHARE = 0.25
-"""Of the device memory for weights, what LoRAs may take to stay there; larger ones are copied with each block."""
+from .transformer import LeanTransformer, build_transformer
 
 
 @dataclass
@@ -42,7 +33,7 @@ class Experts:
 
     Args:
         paths: (name, file) of each, in the order in which they run: high, then low.
-        tokens: of one forward, for the part of device memory that is left to weights.
+        plan: says the chunk, what the blocks may take of device and host memory, and where LoRAs stay.
         on_switch: called with an expert's name before its weights are read.
         on_tighter: told when a forward ran out of memory and what was tightened.
         patches: LoRAs, in the order of `paths`; empty for none.
@@ -52,7 +43,7 @@ class Experts:
         self,
         paths: list[tuple[str, Path]],
         placement: Placement,
-        tokens: int,
+        plan: Plan,
         on_switch: Callable[[str], None],
         on_tighter: Callable[[str], None],
         patches: Sequence[ModelPatches] = (),
@@ -61,13 +52,18 @@ class Experts:
         self.experts: list[Expert] = []
         self.active: Expert | None = None
         self.store: BlockStore | None = None
-        self._patches, self._keep_patches = patches, False
         files: list[Checkpoint] = []
         try:
             files.extend(open_checkpoint(path) for _, path in paths)
-            settings = ForwardSettings(chunk_tokens=placement.chunk_tokens)
+            settings = ForwardSettings(chunk_tokens=plan.chunk_tokens)
             if placement.device.type != "cpu":
-                self.store = self._make_store(files, settings, tokens)
+                self.store = BlockStore(
+                    files,
+                    placement.device,
+                    policy=placement.policy,
+                    vram_budget=plan.weights_budget,
+                    ram_budget=plan.ram_budget,
+                )
             ladder = Ladder(settings, self.store, on_tighter)
             for index, ((name, _), checkpoint) in enumerate(zip(paths, files, strict=True)):
                 source: WeightSource = (
@@ -75,7 +71,7 @@ class Experts:
                 )
                 transformer = build_transformer(checkpoint, source, ladder, placement.dtype)
                 transformer.patches = patches[index] if patches else None
-                transformer.keep_patches = self._keep_patches
+                transformer.keep_patches = plan.keep_loras
                 expert = Expert(name, checkpoint, transformer)
                 transformer.before_forward = lambda _, expert=expert: self.activate(expert)
                 self.experts.append(expert)
@@ -83,25 +79,6 @@ class Experts:
             for checkpoint in files:
                 checkpoint.close()
             raise
-
-    def _make_store(self, files: list[Checkpoint], settings: ForwardSettings, tokens: int) -> BlockStore:
-        place = self._placement
-        identity = files[0].identity
-        rest = max(_rest_parameters(file) for file in files) * place.dtype.itemsize
-        work = activation_bytes(block_shape(identity), settings, batch=1, tokens=tokens, itemsize=place.dtype.itemsize)
-        total = free_bytes(place.device) if place.vram_budget is None else place.vram_budget
-        room = total - rest - work
-        lora = max((patch.nbytes(place.dtype) for patch in self._patches), default=0)
-        self._keep_patches = lora <= room * LORA_SHARE
-        if not self._keep_patches:
-            lora = max((patch.largest(place.dtype) for patch in self._patches), default=0)
-        return BlockStore(
-            files,
-            place.device,
-            policy=place.policy,
-            vram_budget=max(0, room - lora),
-            ram_budget=int(available_bytes() * RAM_SHARE) if place.ram_budget is None else place.ram_budget,
-        )
 
     def activate(self, expert: Expert) -> None:
         """Make `expert` the one that holds memory."""
@@ -125,10 +102,3 @@ class Experts:
         self.experts.clear()
         self.active = None
         empty_device_cache(self._placement.device)
-
-
-def _rest_parameters(checkpoint: Checkpoint) -> int:
-    """Parameters outside the blocks."""
-    return sum(
-        torch.Size(info.shape).numel() for name, info in checkpoint.tensors.items() if not name.startswith("blocks.")
-    )

@@ -3,7 +3,7 @@
     text -> encode image -> denoise high -> denoise low -> decode and save
 
 Each stage gives its memory back before the next begins. Everything that can be refused is refused before
-weights are read, in the order: numbers, headers, prompt, output file.
+weights are read, in the order: numbers, headers, prompt, output file, memory.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from ..errors import InputError, OutputError
 from ..memory.chart import draw
 from ..memory.purge import empty_device_cache
 from ..memory.record import MemoryRecord
+from ..memory.report import plan_line, planned_peaks
 from .decode import decode_to
 from .denoise import denoise
 from .files import ModelFiles
 from .loras import load_loras
 from .placement import Placement
+from .plan import plan_run, read_model
 from .request import Request, Settings, settle
 from .text import encode_prompts, load_text_encoder, load_tokenizer, prompt_ids
 from .vae import load_vae
@@ -70,8 +72,7 @@ def generate(
         prompts = {"prompt": settings.prompt}
         if settings.uses_guidance:
             prompts["negative_prompt"] = settings.negative_prompt
-        for name, prompt in prompts.items():
-            prompt_ids(tokenizer, prompt, name=name)
+        lengths = [len(prompt_ids(tokenizer, prompt, name=name)) for name, prompt in prompts.items()]
         writer = stack.enter_context(
             VideoWriter(
                 settings.out,
@@ -82,11 +83,13 @@ def generate(
             )
         )
         _announce(identities, settings, placement, tell)
+        plan = plan_run(read_model(files), settings, placement, loras.patches, text_tokens=max(lengths))
         for lora in loras.applied:
             tell("lora {file} x {strength:g} on {expert}: {tensors} tensors, ranks {ranks}".format_map(lora))
         for notice in loras.notices:
             tell(f"note: {notice}")
-        record = stack.enter_context(MemoryRecord(placement.device))
+        tell(plan_line(plan))
+        record = stack.enter_context(MemoryRecord(placement.device, planned=planned_peaks(plan)))
 
         def begin(stage: str) -> None:
             tell(f"stage: {stage}")
@@ -107,16 +110,18 @@ def generate(
         if settings.image is not None:
             begin("encode image")
         vae = load_vae(vae_file, placement.vae_dtype)
+        vae.budget_bytes = plan.vae_budget
         nn.Module.to(vae, placement.device)
         latents = denoise(
-            files, settings, placement, embeddings, vae, begin, tell, variant.expand_timesteps, loras.patches
+            files, settings, placement, plan, embeddings, vae, begin, tell, variant.expand_timesteps, loras.patches
         )
 
         begin("decode and save")
         nn.Module.to(vae, placement.device)
         decode_to(vae, vae_file.identity.variant, latents, writer)
         record.end()
-        report = _report(files, identities, settings, placement, record) | {"loras": list(loras.applied)}
+        report = _report(files, identities, settings, placement, record)
+        report |= {"loras": list(loras.applied), "plan": plan.to_json()}
     # The writer has renamed the file: from here on the video exists.
     if report_path is not None:
         report_path.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")
@@ -205,7 +210,6 @@ def _report(
         "settings": {name: getattr(settings, name) for name in names} | {"out": str(settings.out)},
         "device": str(placement.device),
         "dtype": str(placement.dtype).removeprefix("torch."),
-        "chunk_tokens": placement.chunk_tokens,
         "policy": placement.policy,
         "memory": record.to_json(),
     }

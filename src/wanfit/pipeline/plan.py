@@ -1,0 +1,80 @@
+"""The memory plan of a run: from the headers of its files, its settings and this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..checkpoint import open_checkpoint
+from ..memory.advice import nearest
+from ..memory.machine import Machine, this_machine
+from ..memory.parts import text_part, transformer_part, vae_part
+from ..memory.plan import Model, Plan, make_plan
+from .files import ModelFiles
+from .loras import ModelPatches
+from .placement import Placement
+from .request import Settings
+
+
+def plan_run(
+    model: Model,
+    settings: Settings,
+    placement: Placement,
+    patches: Sequence[ModelPatches] = (),
+    *,
+    text_tokens: int = 512,
+) -> Plan:
+    """What the run will need, and the chunk, tiles and budgets that it keeps to.
+
+    Args:
+        model: see `read_model`.
+        patches: LoRAs, for each transformer. text_tokens: of the longest prompt.
+    Raises: BudgetError: budget_exceeded: it does not fit; names the nearest settings that do.
+    """
+    machine = machine_of(placement)
+    loras = (
+        max((patch.nbytes(placement.dtype), patch.largest(placement.dtype)) for patch in patches) if patches else (0, 0)
+    )
+    plan = make_plan(
+        model,
+        machine,
+        settings.width,
+        settings.height,
+        settings.num_frames,
+        image=settings.image is not None,
+        chunk_tokens=placement.chunk_tokens,
+        text_tokens=text_tokens,
+        prompts=2 if settings.uses_guidance else 1,
+        loras=loras,
+    )
+    if not plan.fits:
+        found = nearest(model, machine, settings.width, settings.height, settings.num_frames)
+        ways = [f"<width> {way.width}, <height> {way.height}, <num_frames> {way.num_frames}" for way in found]
+        plan.require(
+            f"What fits: {'; or '.join(ways)}"
+            if ways
+            else "Nothing of use fits at any size: free memory, or take a smaller file (fp8, Q4_K_M)"
+        )
+    return plan
+
+
+def read_model(files: ModelFiles) -> Model:
+    """Sizes of all parts, from headers."""
+    transformers = []
+    for _, path in files.transformers:
+        with open_checkpoint(path) as checkpoint:
+            transformers.append(transformer_part(checkpoint))
+    with open_checkpoint(files.text_encoder) as text, open_checkpoint(files.vae) as vae:
+        return Model(tuple(transformers), text_part(text), vae_part(vae))
+
+
+def machine_of(placement: Placement) -> Machine:
+    """This machine, within the budgets that the run was given."""
+    return this_machine(
+        placement.device,
+        placement.dtype,
+        placement.vae_dtype,
+        text="stream" if placement.text == "stream" else "cpu",
+        policy=placement.policy,
+        vram_budget=placement.vram_budget,
+        ram_budget=placement.ram_budget,
+    )
