@@ -85,6 +85,8 @@ def run(options: argparse.Namespace) -> int:
     # Advice about optional packages of transformers that WanFit does not use.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+    from tqdm import tqdm
+
     from ..pipeline.files import find_model
     from ..pipeline.generate import generate
     from ..pipeline.placement import choose_placement
@@ -124,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
         placement,
         report_path=options.report,
         chart_path=options.chart,
-        tell=lambda text: print(text, file=stream, flush=True),
+        tell=lambda text: tqdm.write(text, file=stream),  # keeps clear of the progress bar
     )
     if options.json:
         print(json.dumps(report, indent=2))
