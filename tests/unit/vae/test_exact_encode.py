@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from diffusers import AutoencoderKLWan
-from wan_vaes import GRIDS, VARIANTS, cut_at_full_resolution, factor, random_vae
+from wan_vaes import VARIANTS, cut_at_full_resolution, factor, random_vae
 
 from wanfit.vae import encode, plan_encode
 
@@ -23,7 +23,7 @@ def test_float32_all_grids(variant: str, frames: int, height: int, width: int) -
     scale = factor(variant)
     video = torch.rand(1, 3, frames, height * scale, width * scale) * 2 - 1
     mean, logvar = untiled(vae, video)
-    for grid in GRIDS[3::3] if frames == 1 else ((3, 4),):
+    for grid in ((1, 4), (4, 1), (2, 3), (4, 4)) if frames == 1 else ((3, 3),):
         plan = plan_encode(vae, video.shape, dtype=torch.float32, grid=grid)
         assert cut_at_full_resolution(plan, (height * 8, width * 8))
         encoded = encode(vae, video, plan)

@@ -26,7 +26,7 @@ class _Nowhere(OrderedFrames):
         return
 
 
-@pytest.mark.parametrize("variant,chunk", [("vae-2.1", 1), ("vae-2.1", 4), ("vae-2.2", 2)])
+@pytest.mark.parametrize("variant,chunk", [("vae-2.1", 1), ("vae-2.2", 2)])
 def test_decode(variant: str, chunk: int) -> None:
     vae = random_vae(variant, width=32)
     latents = torch.randn(1, Z, 2, 28, 8)

@@ -1,0 +1,359 @@
+"""VAE decode (and encode): time, peak and error of WanFit against diffusers, random weights at real width.
+
+    python scripts/dev.py bench vae --device cuda --dtype bfloat16 --case 480p,720p --json
+
+One JSON line a run. `max_abs_diff`, `mean_abs_diff`: against the untiled run of diffusers in the same dtype, on a
+range of 2 (null when that runs out of memory). With --truth also `mean_abs_error`, against an untiled float32 run:
+the error of the 16-bit arithmetic itself. Time: wall clock of one run after a short one, frames on the host at the
+end (WanFit) or on the device (diffusers). Peak and reserved: PyTorch's allocator, the half of the VAE that runs
+included; null on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+import torch
+from diffusers import AutoencoderKLWan
+
+from wanfit.errors import WanFitError
+from wanfit.vae import (
+    HostFrames,
+    OrderedFrames,
+    Step,
+    TilePlan,
+    decode,
+    diffusers_config,
+    encode,
+    plan_decode,
+    plan_encode,
+)
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Case:
+    variant: str
+    latents: tuple[int, int, int]
+    budgets: tuple[float, ...]
+    to_file: bool = False
+
+
+CASES = {
+    "480p": Case("vae-2.1", (21, 60, 104), (0.75, 1.0, 2.0)),
+    "720p": Case("vae-2.1", (21, 90, 160), (1.5, 2.0, 4.0)),
+    "1088p": Case("vae-2.1", (21, 136, 240), (2.0, 3.0, 6.0)),
+    "720p-481f": Case("vae-2.1", (121, 90, 160), (2.0,), to_file=True),
+    "2.2": Case("vae-2.2", (31, 44, 80), (2.0, 3.0, 4.0)),
+}
+QUICK = {
+    "480p": (3, 8, 10),
+    "720p": (2, 9, 12),
+    "1088p": (2, 10, 14),
+    "720p-481f": (6, 6, 8),
+    "2.2": (2, 6, 8),
+}
+
+
+def make_vae(variant: str, device: str, dtype: torch.dtype, quick: bool) -> AutoencoderKLWan:
+    torch.manual_seed(0)
+    narrow = {"base_dim": 16, "decoder_base_dim": 16} if quick else {}
+    with torch.device(device):
+        vae = AutoencoderKLWan(**diffusers_config(variant, **narrow)).eval()
+        for name, parameter in vae.named_parameters():
+            if "gamma" in name:
+                parameter.data.add_(torch.randn_like(parameter) * 0.2)
+            parameter.data = parameter.data.to(dtype)
+    return vae
+
+
+def keep_half(vae: AutoencoderKLWan, half: str, device: str) -> None:
+    """Only the encoder or only the decoder on the device."""
+    for name, module in vae.named_children():
+        module.to(device if (name in ("encoder", "quant_conv")) == (half == "encode") else "cpu")
+
+
+def channels_last(vae: AutoencoderKLWan) -> None:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for parameter in vae.parameters():
+        if parameter.ndim in formats:
+            parameter.data = parameter.data.contiguous(memory_format=formats[parameter.ndim])
+
+
+def resident_bytes() -> int:
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * 4096
+    import psutil
+
+    return psutil.Process().memory_info().rss
+
+
+def measure(device: str, call: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    """The result and its figures, or the error's text."""
+    gc.collect()
+    figures: dict[str, Any] = {"peak_bytes": None, "reserved_bytes": None}
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    try:
+        result = call()
+    except (torch.OutOfMemoryError, WanFitError) as error:
+        return None, {"error": str(error).partition("\n")[0]}
+    if device == "cuda":
+        torch.cuda.synchronize()
+        figures["peak_bytes"] = torch.cuda.max_memory_allocated()
+        figures["reserved_bytes"] = torch.cuda.max_memory_reserved()
+    return result, {"time_s": round(time.perf_counter() - started, 3), **figures}
+
+
+class Differences:
+    """Against a reference on the host, a few frames at a time."""
+
+    def __init__(self, reference: torch.Tensor | None, truth: torch.Tensor | None) -> None:
+        self.reference, self.truth = reference, truth
+
+    def of(self, video: torch.Tensor | None) -> dict[str, Any]:
+        largest, mean = self._compare(video, self.reference)
+        found: dict[str, Any] = {"max_abs_diff": largest, "mean_abs_diff": mean}
+        if self.truth is not None:
+            found["mean_abs_error"] = self._compare(video, self.truth)[1]
+        return found
+
+    @staticmethod
+    def _compare(video: torch.Tensor | None, other: torch.Tensor | None) -> tuple[float | None, float | None]:
+        if video is None or other is None:
+            return None, None
+        largest, total = 0.0, 0.0
+        for frame in range(video.shape[2]):
+            gap = (video[:, :, frame].float() - other[:, :, frame].float()).abs()
+            largest, total = max(largest, gap.max().item()), total + gap.mean().item()
+        return largest, total / video.shape[2]
+
+
+def plan_fields(plan: TilePlan) -> dict[str, Any]:
+    return {
+        "tiles": plan.tiles,
+        "grid": list(plan.grid),
+        "split": plan.split,
+        "chunk": plan.chunk,
+        "channels_last": plan.channels_last,
+        "overhead": round(plan.overhead, 3),
+        "predicted_bytes": plan.predicted_bytes,
+        "feature_bytes": plan.feature_bytes,
+    }
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.device: str = options.device
+        self.dtype: torch.dtype = getattr(torch, options.dtype)
+
+    def emit(self, case: str, method: str, **fields: Any) -> None:
+        if self.options.json:
+            print(json.dumps({"case": case, "method": method, **fields}), flush=True)
+            return
+        shown = {
+            key: round(value / GIB, 3) if key.endswith("_bytes") and value else value for key, value in fields.items()
+        }
+        print(f"{case:10} {method:18} " + "  ".join(f"{key} {value}" for key, value in shown.items()), flush=True)
+
+    def run(self, name: str) -> None:
+        case = CASES[name]
+        size = QUICK[name] if self.options.quick else case.latents
+        vae = make_vae(case.variant, self.device, self.dtype, self.options.quick)
+        latents = torch.randn(1, vae.config.z_dim, *size)
+        if case.to_file:
+            keep_half(vae, "decode", self.device)
+            self.into_file(name, case, vae, latents)
+            return
+        if self.options.encode:
+            keep_half(vae, "encode", self.device)
+            self.encode(name, case, vae, size)
+            return
+        keep_half(vae, "decode", self.device)
+        self.decode(name, case, vae, latents)
+
+    def budgets(self, case: Case) -> list[int | None]:
+        if self.options.budget_gib:
+            return [int(float(value) * GIB) for value in self.options.budget_gib.split(",")]
+        return [None] if self.options.quick else [int(value * GIB) for value in case.budgets]
+
+    @torch.no_grad()
+    def decode(self, name: str, case: Case, vae: AutoencoderKLWan, latents: torch.Tensor) -> None:
+        on_device = latents.to(self.device, self.dtype)
+        vae.decode(on_device[:, :, :2])
+        truth = None
+        if self.options.truth:
+            exact = make_vae(case.variant, self.device, torch.float32, self.options.quick)
+            video, _ = measure(self.device, lambda: exact.decode(on_device.float()).sample)
+            truth = None if video is None else video.cpu()
+            del exact, video
+        video, figures = measure(self.device, lambda: vae.decode(on_device).sample)
+        reference = None if video is None else video.cpu()
+        del video
+        differences = Differences(reference, truth)
+        self.emit(name, "diffusers", **figures, **differences.of(reference))
+        vae.enable_tiling(*((64, 64, 48, 48) if self.options.quick else ()))
+        video, figures = measure(self.device, lambda: vae.decode(on_device).sample)
+        vae.disable_tiling()
+        self.emit(name, "diffusers tiling", **figures, **differences.of(None if video is None else video.cpu()))
+        del video
+        for budget in self.budgets(case):
+            for chunk in self.options.chunk:
+                for last in (False, True) if self.options.channels_last else (False,):
+                    self.ours(name, vae, latents, budget, chunk, last, differences)
+        if self.options.quick:
+            self.ours(name, vae, latents, None, 2, False, differences, grid=(2, 3))
+
+    def ours(
+        self,
+        name: str,
+        vae: AutoencoderKLWan,
+        latents: torch.Tensor,
+        budget: int | None,
+        chunk: int,
+        last: bool,
+        differences: Differences,
+        grid: tuple[int, int] | None = None,
+    ) -> None:
+        if last:
+            channels_last(vae)
+        try:
+            plan = plan_decode(
+                vae,
+                latents.shape,
+                dtype=self.dtype,
+                device=self.device,
+                budget_bytes=budget,
+                grid=grid,
+                chunk=chunk,
+                channels_last=last,
+                start=self.options.start,
+            )
+        except WanFitError as error:
+            self.emit(name, "wanfit", budget_bytes=budget, chunk=chunk, error=str(error))
+            return
+        short = latents[:, :, :2]
+        small = plan_decode(
+            vae, short.shape, dtype=self.dtype, device=self.device, grid=plan.grid, chunk=chunk, channels_last=last
+        )
+        device = torch.device(self.device)
+        decode(vae, short, small, HostFrames(torch.float16), device=device)
+        sink = HostFrames(torch.float16 if self.dtype.itemsize == 2 else torch.float32)
+        _, figures = measure(self.device, lambda: decode(vae, latents, plan, sink, device=device))
+        gaps = differences.of(None if "error" in figures else sink.video)
+        self.emit(name, "wanfit", budget_bytes=budget, **plan_fields(plan), **figures, **gaps)
+        if last:
+            for parameter in vae.parameters():
+                parameter.data = parameter.data.contiguous()
+
+    @torch.no_grad()
+    def encode(self, name: str, case: Case, vae: AutoencoderKLWan, size: tuple[int, int, int]) -> None:
+        frames, height, width = size
+        scale = vae.config.scale_factor_spatial
+        video = torch.rand(1, 3, 1 + (frames - 1) * 4, height * scale, width * scale) * 2 - 1
+        on_device = video.to(self.device, self.dtype)
+        vae.encode(on_device[:, :, :5])
+        result, figures = measure(self.device, lambda: vae.encode(on_device).latent_dist.mean)
+        reference = None if result is None else result.cpu()
+        del result
+        differences = Differences(reference, None)
+        self.emit(name, "diffusers encode", **figures)
+        for budget in self.budgets(case):
+            for chunk in self.options.chunk:
+                plan = plan_encode(
+                    vae, video.shape, dtype=self.dtype, device=self.device, budget_bytes=budget, chunk=chunk
+                )
+                device = torch.device(self.device)
+                encoded, figures = measure(self.device, lambda: encode(vae, video, plan, device=device))  # noqa: B023
+                mean = None if encoded is None else encoded.mean.cpu()
+                gaps = differences.of(mean)
+                self.emit(name, "wanfit encode", budget_bytes=budget, **plan_fields(plan), **figures, **gaps)
+
+    def into_file(self, name: str, case: Case, vae: AutoencoderKLWan, latents: torch.Tensor) -> None:
+        """81 and 481 frames, one plan: the peak must not grow; frames go into a raw file that is thrown away."""
+        budget = self.budgets(case)[0]
+        lengths = (2, latents.shape[2]) if self.options.quick else (21, latents.shape[2])
+        for frames in lengths:
+            part = latents[:, :, :frames]
+            grid = (2, 2) if self.options.quick else None
+            plan = plan_decode(
+                vae,
+                part.shape,
+                dtype=self.dtype,
+                device=self.device,
+                budget_bytes=budget,
+                grid=grid,
+                start=0,
+                chunk=self.options.chunk[0],
+            )
+            taken: list[int] = []
+            highest = base = resident_bytes()
+
+            def consume(item: int, number: int, pixels: torch.Tensor, taken: list[int] = taken) -> None:
+                taken.append(number)
+
+            def sample(step: Step) -> None:
+                nonlocal highest
+                highest = max(highest, resident_bytes())
+
+            sink = OrderedFrames(consume)
+            report, figures = measure(
+                self.device,
+                lambda: decode(vae, part, plan, sink, device=torch.device(self.device), before_step=sample),  # noqa: B023
+            )
+            sink.close()
+            self.emit(
+                name,
+                f"wanfit {1 + (frames - 1) * 4}f",
+                budget_bytes=budget,
+                **plan_fields(plan),
+                **figures,
+                frames=len(taken),
+                in_order=taken == sorted(taken),
+                host_growth_bytes=highest - base,
+                waiting_file_bytes=sink.waiting_file_bytes,
+                feature_file_bytes=report.spooled_bytes if report else None,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default=None, choices=("float32", "float16", "bfloat16"))
+    parser.add_argument("--case", default=",".join(CASES), help="comma-separated: " + ", ".join(CASES))
+    parser.add_argument("--budget-gib", help="comma-separated, instead of each case's own")
+    parser.add_argument("--chunk", default="1,2", type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument("--start", type=int, help="up blocks on the whole frame")
+    parser.add_argument("--channels-last", action="store_true", help="run that layout too")
+    parser.add_argument("--truth", action="store_true", help="compare with float32 too")
+    parser.add_argument("--encode", action="store_true", help="encode instead of decode")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="small sizes and widths")
+    options = parser.parse_args()
+    options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
+    names = options.case.split(",")
+    if unknown := [name for name in names if name not in CASES]:
+        parser.error(f"unknown case {', '.join(unknown)}; known: {', '.join(CASES)}")
+    bench = Bench(options)
+    for name in names:
+        bench.run(name)
+
+
+if __name__ == "__main__":
+    main()
