@@ -7,6 +7,7 @@
     +-- TilingError       a VAE tile grid that cannot give the exact result
     +-- BudgetError       the run does not fit the memory it was given
     +-- OutputError       the result cannot be written
+    +-- RunError          something else failed while running, and its cause is known
 
 An error is a code, a stage, what happened (with numbers) and what to change. The texts name inputs in
 angle brackets with the engine's own words (`<num_frames>`); a front end renders them in the words its user
@@ -58,6 +59,7 @@ CODES: Mapping[str, str] = {
     "budget_exceeded": "the run needs more memory than it was given",
     "output_unwritable": "the output cannot be written",
     "resume_mismatch": "the checkpoints are of another run",
+    "run_failed": "the run failed for a cause outside of the input, such as memory that is full",
     "nan_in_latents": "the latents became NaN or infinite",
 }
 
@@ -110,3 +112,7 @@ class BudgetError(WanFitError):
 
 class OutputError(WanFitError):
     """The result cannot be written."""
+
+
+class RunError(WanFitError):
+    """Memory, a driver or another program made a run fail; says the cause instead of a traceback."""

@@ -1,7 +1,7 @@
 """The command line: `wanfit inspect`, `plan`, `generate`, `tiny`.
 
 Exit codes: 0 done; 1 `plan` says that it does not fit; 2 the input cannot work, with one message on stderr;
-130 interrupted.
+3 the run failed for a cause that is known, such as memory that is full; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from .. import __version__
-from ..errors import WanFitError
+from ..errors import RunError, WanFitError
 from . import generate, inspect, plan, tiny
 
 EXIT_BAD_INPUT = 2
+EXIT_RUN_FAILED = 3
 EXIT_INTERRUPTED = 130
 
 
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(options)
     except WanFitError as error:
         print(f"wanfit: {error.render(options.words)}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return EXIT_RUN_FAILED if isinstance(error, RunError) else EXIT_BAD_INPUT
     except KeyboardInterrupt:
         print("wanfit: interrupted; no output was written", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -114,6 +114,11 @@ class MemoryRecord:
         self._stop.set()
         self._thread.join()
 
+    @property
+    def running(self) -> Stage | None:
+        """The stage that is running now."""
+        return self._current
+
     def begin(self, name: str) -> None:
         """End the current stage, if any, and begin stage `name`. Leaving the record ends the last one."""
         self.end()

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from torch import nn
 
 from .. import __version__
 from ..checkpoint import VARIANTS, Identity, check_pair, check_parts, open_checkpoint
-from ..errors import InputError, OutputError
+from ..errors import InputError, OutputError, RunError
 from ..memory.chart import draw
+from ..memory.explain import explain
+from ..memory.facts import gather
 from ..memory.purge import empty_device_cache
 from ..memory.record import MemoryRecord
 from ..memory.report import plan_line, planned_peaks
@@ -55,7 +57,7 @@ def generate(
         report_path, chart_path: where the memory report (JSON) and its picture (PNG) go; None for nowhere.
         tell: called with a line of text at each step that a person wants to see.
     Returns: the report.
-    Raises: WanFitError; nothing is left at `request.out` then, nor after an interrupt.
+    Raises: WanFitError, RunError among them; nothing is left at `request.out` then, nor after an interrupt.
     """
     for name, path in (("report", report_path), ("chart", chart_path)):
         if path is not None and not path.parent.is_dir():
@@ -95,31 +97,32 @@ def generate(
             tell(f"stage: {stage}")
             record.begin(stage)
 
-        begin("text")
-        encoder = load_text_encoder(
-            text_file,
-            device=placement.device,
-            compute_dtype=torch.float32,  # once for each run, and the same on every machine
-            placement="stream" if placement.text == "stream" else "cpu",
-        )
-        embeddings = encode_prompts(encoder, tokenizer, list(prompts.values()), names=list(prompts))
-        encoder.release()
-        text_file.close()
-        empty_device_cache(placement.device)
+        with explained(placement, record):
+            begin("text")
+            encoder = load_text_encoder(
+                text_file,
+                device=placement.device,
+                compute_dtype=torch.float32,  # once for each run, and the same on every machine
+                placement="stream" if placement.text == "stream" else "cpu",
+            )
+            embeddings = encode_prompts(encoder, tokenizer, list(prompts.values()), names=list(prompts))
+            encoder.release()
+            text_file.close()
+            empty_device_cache(placement.device)
 
-        if settings.image is not None:
-            begin("encode image")
-        vae = load_vae(vae_file, placement.vae_dtype)
-        vae.budget_bytes = plan.vae_budget
-        nn.Module.to(vae, placement.device)
-        latents = denoise(
-            files, settings, placement, plan, embeddings, vae, begin, tell, variant.expand_timesteps, loras.patches
-        )
+            if settings.image is not None:
+                begin("encode image")
+            vae = load_vae(vae_file, placement.vae_dtype)
+            vae.budget_bytes = plan.vae_budget
+            nn.Module.to(vae, placement.device)
+            latents = denoise(
+                files, settings, placement, plan, embeddings, vae, begin, tell, variant.expand_timesteps, loras.patches
+            )
 
-        begin("decode and save")
-        nn.Module.to(vae, placement.device)
-        decode_to(vae, vae_file.identity.variant, latents, writer)
-        record.end()
+            begin("decode and save")
+            nn.Module.to(vae, placement.device)
+            decode_to(vae, vae_file.identity.variant, latents, writer)
+            record.end()
         report = _report(files, identities, settings, placement, record)
         report |= {"loras": list(loras.applied), "plan": plan.to_json()}
     # The writer has renamed the file: from here on the video exists.
@@ -133,6 +136,22 @@ def generate(
         if path is not None:
             tell(f"wrote {path}")
     return report
+
+
+@contextmanager
+def explained(placement: Placement, record: MemoryRecord) -> Generator[None]:
+    """Turn a failure whose cause is known into one sentence; others pass.
+
+    Raises: RunError: run_failed.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError, OSError, EOFError) as error:
+        facts = gather(placement.device, placement.vae_dtype, record)
+        found = explain(error, facts)
+        if found is None:
+            raise
+        raise RunError("run_failed", facts.stage or "run", found.what, found.change) from error
 
 
 def _check(files: ModelFiles, vae: Identity, text_encoder: Identity) -> list[Identity]:

@@ -1,0 +1,354 @@
+"""From an exception and a few counters to one cause and one next step. A pure function: it reads nothing."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+GIB = 2**30
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+
+LARGE = 0.1
+"""Of a card's memory: more than this reserved and unused, or taken by others, is what a failure is put down to."""
+
+PAGEFILE_TOO_SMALL = 1455
+"""Windows: ERROR_COMMITMENT_LIMIT."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was known when it failed; None where it was not.
+
+    Args:
+        stage: of the run.
+        planned_vram: bytes that the plan said this stage needs.
+        vram_free, vram_total: of the device. ram_free: of the host.
+        conv3d_trap: what `vae.conv3d.trap_here` says of this PyTorch.
+        others: (process id, name, bytes) of other programs on the device.
+        wsl: runs inside WSL. aimdo: version of ComfyUI's memory manager.
+    """
+
+    stage: str = ""
+    planned_vram: int | None = None
+    vram_free: int | None = None
+    vram_total: int | None = None
+    ram_free: int | None = None
+    conv3d_trap: str = ""
+    others: tuple[tuple[int, str, int], ...] = ()
+    wsl: bool = False
+    aimdo: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One cause and one next step; inputs in angle brackets, as in `wanfit.errors`.
+
+    Args:
+        cause: a short fixed word for programs: `vram full`, `host memory full`, `fragmentation` ...
+        what: one sentence with numbers.
+        change: one next step.
+    """
+
+    cause: str
+    what: str
+    change: str
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.change}."
+
+
+@dataclass(frozen=True)
+class _Oom:
+    """The figures of PyTorch's message; None where it has none. `limited`: by a memory fraction of this process."""
+
+    asked: int | None
+    free: int | None
+    total: int | None
+    allocated: int | None
+    unused: int | None
+    in_use: int | None
+    others: tuple[tuple[int, int], ...]
+    limited: bool
+
+
+def explain(error: BaseException, facts: Facts | None = None) -> Explanation | None:
+    """The cause of an exception, or None when it is not one that this function knows.
+
+    The first error counts: where `error` was raised while another one was handled (a pipe that broke because a
+    worker had run out of memory), that one is explained.
+
+    Source: tests/unit/memory/test_explain.py quotes each message with its origin.
+    """
+    facts = facts or Facts()
+    chain: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = current.__cause__ or current.__context__
+    for link in reversed(chain):
+        for rule in _RULES:
+            found = rule(link, str(link), facts)
+            if found is not None:
+                return found
+    return None
+
+
+def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation | None:
+    asynchronous = text.startswith("Allocation on device") and "exceed allowed memory" in text
+    if not (isinstance(error, torch.OutOfMemoryError) or asynchronous or text.startswith("CUDA out of memory")):
+        return None
+    figures = _read_async(text) if asynchronous else _read_native(text)
+    at = f" in the stage {facts.stage}" if facts.stage else ""
+    asked = _gib(figures.asked) if figures.asked is not None else "more memory"
+    free = figures.free if figures.free is not None else facts.vram_free
+    total = figures.total if figures.total is not None else facts.vram_total
+    if figures.asked is not None and free is not None and not figures.limited and free >= 1.1 * figures.asked + 2**26:
+        ram = "" if facts.ram_free is None else f" ({_gib(facts.ram_free)} of RAM are left)"
+        return Explanation(
+            "host memory full",
+            f"The device refused {asked}{at} with {_gib(free)} of its memory free: what is full is RAM, pinned memory "
+            f"or the page file{ram}",
+            _host_advice(facts),
+        )
+    if None not in (total, figures.unused, figures.asked) and (figures.unused or 0) >= max(
+        figures.asked or 0, int(LARGE * (total or 0))
+    ):
+        return Explanation(
+            "fragmentation",
+            f"{asked} were not to be had in one piece{at}: PyTorch holds {_gib(figures.unused or 0)} unused in smaller "
+            "pieces",
+            "Start the program again, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before it starts "
+            "(Linux only)",
+        )
+    others = sum(used for _, used in figures.others) or sum(used for *_, used in facts.others)
+    if not others and None not in (total, free, figures.in_use):
+        others = max(0, (total or 0) - (free or 0) - (figures.in_use or 0))
+    if total is not None and others >= LARGE * total:
+        return Explanation(
+            "another process",
+            f"Other programs hold {_gib(others)} of the card's {_gib(total)}{_names(figures, facts)}, and {asked} more "
+            f"were needed{at}",
+            "Close them, or plan with what they leave (wanfit plan --vram-used)",
+        )
+    if facts.conv3d_trap and facts.stage.startswith(("decode", "encode")):
+        return Explanation(
+            "conv3d workspace",
+            f"The VAE's 3D convolution asked for {asked}{at}, about three times what it needs: {facts.conv3d_trap}",
+            "Install torch 2.9.1 or newer with cuDNN 9.15 or newer, or decode in smaller tiles",
+        )
+    left = "" if free is None else f", {_gib(free)}{'' if total is None else f' of {_gib(total)}'} were free"
+    held = "" if figures.allocated is None else f", {_gib(figures.allocated)} are in use by tensors"
+    planned = "" if facts.planned_vram is None else f"; the plan said {_gib(facts.planned_vram)} for this stage"
+    limit = " (this program may not use all of the card)" if figures.limited else ""
+    return Explanation(
+        "vram full",
+        f"The device memory is full{at}: {asked} more were needed{left}{limit}{held}{planned}",
+        "Use a smaller <width> and <height>, fewer <num_frames>, or a smaller file; wanfit plan says what fits",
+    )
+
+
+def _runtime_out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation | None:
+    """CUDA's own error, not the allocator's: page-locking, a library or the driver had no room."""
+    if "CUDA error: out of memory" not in text and "cudaErrorMemoryAllocation" not in text:
+        return None
+    if facts.vram_free is not None and facts.vram_free < GIB // 2:
+        return Explanation(
+            "vram full",
+            f"CUDA itself found no room on the device ({_gib(facts.vram_free)} free)",
+            "Give the run a smaller <vram_budget>, so that libraries keep some room",
+        )
+    return Explanation(
+        "host memory full",
+        "CUDA could not page-lock host memory: RAM is full, or the system's limit for pinned memory is reached",
+        _host_advice(facts),
+    )
+
+
+def _pagefile(error: BaseException, text: str, facts: Facts) -> Explanation | None:
+    if not (
+        getattr(error, "winerror", None) == PAGEFILE_TOO_SMALL
+        or "os error 1455" in text
+        or "paging file is too small" in text
+    ):
+        return None
+    return Explanation(
+        "page file full",
+        "Windows could not promise more memory: RAM and page file together are used up (error 1455)",
+        "Let Windows manage the size of the page file, or make it as large as the model files of the run",
+    )
+
+
+def _host_memory(error: BaseException, text: str, facts: Facts) -> Explanation | None:
+    asked = re.search(r"you tried to allocate (\d+) bytes", text)
+    refused = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if not refused and not (asked and "DefaultCPUAllocator" in text):
+        return None
+    size = f"{_gib(int(asked[1]))} more were" if asked else "more was"
+    left = "" if facts.ram_free is None else f", {_gib(facts.ram_free)} are free"
+    at = f" in the stage {facts.stage}" if facts.stage else ""
+    return Explanation("host memory full", f"RAM is full{at}: {size} needed{left}; it is not VRAM", _host_advice(facts))
+
+
+def _host_buffer(error: BaseException, text: str, facts: Facts) -> Explanation | None:
+    if "HostBuffer" not in text or "failed" not in text:
+        return None
+    version = f" (comfy-aimdo {facts.aimdo})" if facts.aimdo else ""
+    return Explanation(
+        "pinned memory",
+        f"ComfyUI's own pinned memory failed while it read a model file{version}",
+        "Start ComfyUI with --disable-pinned-memory",
+    )
+
+
+def _float8_kernel(error: BaseException, text: str, facts: Facts) -> Explanation | None:
+    if "fp8e4nv not supported" not in text:
+        return None
+    return Explanation(
+        "float8 kernel",
+        "Triton has no float8 e4m3 conversion for this card (it needs compute capability 8.9)",
+        "Switch torch.compile off for this model, or use a GGUF or e5m2 file",
+    )
+
+
+def _channels(error: BaseException, text: str, facts: Facts) -> Explanation | None:
+    """A convolution that was given another model's tensor."""
+    found = re.search(
+        r"weight of size \[([\d, ]+)\], expected input\[[\d, ]+\] to have (\d+) channels, but got (\d+)", text
+    )
+    if found is None:
+        return None
+    shape = [int(size) for size in found[1].split(",")]
+    wanted, got = int(found[2]), int(found[3])
+    if shape[2:] == [1, 2, 2]:  # a transformer's patch embedding
+        kinds = {16: "a T2V model", 36: "an I2V model", 48: "TI2V-5B"}
+        return Explanation(
+            "wrong model",
+            f"The transformer takes {wanted} channels ({kinds.get(wanted, 'another model')}) and was given {got}",
+            "Use an I2V model where an image is connected and a T2V model where none is, and update ComfyUI",
+        )
+    if {wanted, got} == {16, 48}:
+        vae = "Wan 2.2 VAE (48 channels, for TI2V-5B only)" if wanted == 48 else "Wan 2.1 VAE (16 channels)"
+        other = "wan_2.1_vae.safetensors" if wanted == 48 else "wan2.2_vae.safetensors"
+        return Explanation("wrong VAE", f"The {vae} was given latents of {got} channels", f"Load {other} instead")
+    return None
+
+
+def _odd_size(error: BaseException, text: str, facts: Facts) -> Explanation | None:
+    found = re.search(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)", text)
+    if found is None or abs(int(found[1]) - int(found[2])) != 1:
+        return None
+    return Explanation(
+        "size",
+        f"Two sizes differ by one ({found[1]} and {found[2]}): <width> or <height> is no multiple of what the model "
+        "takes",
+        "Use multiples of 16 (TI2V-5B: 32), for example 1088 instead of 1080",
+    )
+
+
+def _allocator_settings(error: BaseException, text: str, facts: Facts) -> Explanation | None:
+    if not any(
+        mark in text
+        for mark in ("CachingAllocator option", "ConfigTokenizer", "garbage_collect", "For roundups", "AllocatorConfig")
+    ):
+        return None
+    return Explanation(
+        "allocator settings",
+        f"PyTorch rejected a value of PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF: {text.splitlines()[0][:160]}",
+        "Correct it as `wanfit doctor` says, or unset both variables",
+    )
+
+
+def _devices(error: BaseException, text: str, facts: Facts) -> Explanation | None:
+    if "Expected all tensors to be on the same device" not in text:
+        return None
+    return Explanation(
+        "two devices",
+        f"Parts of the model are on different devices: {text.splitlines()[0][:160]}",
+        "Let one program place the model: remove nodes that choose a device",
+    )
+
+
+def _dead_child(error: BaseException, text: str, facts: Facts) -> Explanation | None:
+    if not isinstance(error, EOFError | BrokenPipeError | ConnectionResetError):
+        return None
+    return Explanation(
+        "a worker died",
+        f"A worker process ended without an answer ({type(error).__name__}); its own first error, mostly out of "
+        "memory, is further up",
+        "Look for the first error above; on Linux `dmesg` says whether the system killed it for memory",
+    )
+
+
+_Rule = Callable[[BaseException, str, Facts], Explanation | None]
+_RULES: Sequence[_Rule] = (
+    _out_of_memory,
+    _runtime_out_of_memory,
+    _pagefile,
+    _host_buffer,
+    _host_memory,
+    _float8_kernel,
+    _channels,
+    _odd_size,
+    _allocator_settings,
+    _devices,
+    _dead_child,
+)
+
+
+def _host_advice(facts: Facts) -> str:
+    if facts.wsl:
+        return "Raise `memory` in .wslconfig (WSL takes half of the RAM by default), or give a smaller <ram_budget>"
+    return "Close other programs, or give a smaller <ram_budget>; in ComfyUI start with --disable-pinned-memory"
+
+
+def _read_native(text: str) -> _Oom:
+    """Source: PyTorch c10/cuda/CUDACachingAllocator.cpp."""
+    return _Oom(
+        asked=_find(rf"Tried to allocate {_SIZE}", text),
+        free=_find(rf"of which {_SIZE} is free", text),
+        total=_find(rf"total capacity of {_SIZE}", text),
+        allocated=_find(rf"{_SIZE} is allocated by PyTorch", text),
+        unused=_find(rf"{_SIZE} is reserved by PyTorch but unallocated", text),
+        in_use=_find(rf"this process has {_SIZE} memory in use", text),
+        others=tuple(
+            (int(pid), int(float(number) * _UNITS[unit]))
+            for pid, number, unit in re.findall(rf"Process (\d+) has {_SIZE} memory in use", text)
+        ),
+        limited=re.search(rf"{_SIZE} allowed", text) is not None,
+    )
+
+
+def _read_async(text: str) -> _Oom:
+    """Source: PyTorch c10/cuda/CUDAMallocAsyncAllocator.cpp."""
+    return _Oom(
+        asked=_find(rf"Requested\s*: {_SIZE}", text),
+        free=_find(rf"Free \(according to CUDA\): {_SIZE}", text),
+        total=_find(rf"Device limit\s*: {_SIZE}", text),
+        allocated=_find(rf"Currently allocated\s*: {_SIZE}", text),
+        unused=None,
+        in_use=None,
+        others=(),
+        limited=False,
+    )
+
+
+def _find(pattern: str, text: str) -> int | None:
+    found = re.search(pattern, text)
+    return int(float(found[1]) * _UNITS[found[2]]) if found else None
+
+
+def _names(figures: _Oom, facts: Facts) -> str:
+    known = {pid: name for pid, name, _ in facts.others}
+    pids = [pid for pid, _ in figures.others] or list(known)
+    if not pids:
+        return ""
+    return f" ({', '.join(f'{known[pid]} {pid}' if pid in known else f'process {pid}' for pid in pids[:3])})"
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.2f} GiB" if nbytes >= 2**27 else f"{nbytes / 2**20:.0f} MiB"

@@ -1,0 +1,56 @@
+"""The counters that an explanation needs, read when something has failed."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from ..vae.conv3d import trap_here
+from .explain import Facts
+from .host import available_bytes, in_wsl
+from .nvml import open_gpu
+from .record import MemoryRecord
+
+
+def gather(device: torch.device, dtype: torch.dtype, record: MemoryRecord | None = None) -> Facts:
+    """What is known now. Must not fail: what cannot be read is left out.
+
+    Args:
+        dtype: of the VAE. record: of the run; its running or last stage is the one that failed.
+    """
+    stage = None if record is None else record.running or next(reversed(record.stages), None)
+    planned = None if stage is None or stage.planned is None else stage.planned.vram_needed
+    free = total = None
+    others: tuple[tuple[int, str, int], ...] = ()
+    if device.type == "cuda":
+        try:
+            free, total = torch.cuda.mem_get_info(device)
+        except RuntimeError:  # after a CUDA error nothing of the context may work
+            free = total = None
+        gpu, _ = open_gpu(None if free is None else device)
+        if gpu is not None:
+            others = tuple(
+                (process.pid, process.name, process.used or 0)
+                for process in gpu.processes()
+                if process.pid != os.getpid()
+            )
+    return Facts(
+        stage="" if stage is None else stage.name,
+        planned_vram=planned,
+        vram_free=free,
+        vram_total=total,
+        ram_free=available_bytes(),
+        conv3d_trap=trap_here(device, dtype),
+        others=others,
+        wsl=in_wsl(),
+        aimdo=_version("comfy-aimdo"),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,164 @@
+"""`wanfit plan` from the command line, and the run that keeps to it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from wanfit.cli.main import main
+from wanfit.tiny.models import write_tiny_models
+
+BOAT = Path(__file__).resolve().parents[3] / "assets" / "boat.jpg"
+SIZE = ["--width", "1280", "--height", "720", "--frames", "81"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    write_tiny_models(root)
+    return root
+
+
+def plan(capsys, *arguments: str):
+    code = main(["plan", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_it_fits(capsys):
+    code, said, _ = plan(capsys, "--model", "i2v-a14b:fp8", *SIZE, "--vram", "12", "--ram", "32")
+    assert code == 0
+    for word in ("Wan 2.2 I2V-A14B", "denoise high", "switch", "decode and save", "q, k, v", "verdict: fits"):
+        assert word in said
+
+
+def test_it_does_not_fit_and_says_what_does(capsys):
+    code, said, _ = plan(capsys, "--model", "i2v-a14b:fp8", *SIZE, "--vram", "4", "--ram", "16", "--json")
+    assert code == 1
+    report = json.loads(said)
+    assert report["verdict"] == "does not fit" and report["limiting_stage"] == "denoise high"
+    assert report["fitting"][0]["width"] == 1280 and report["fitting"][0]["num_frames"] < 81
+    for way in report["fitting"]:
+        size = ["--width", str(way["width"]), "--height", str(way["height"]), "--frames", str(way["num_frames"])]
+        assert plan(capsys, "--model", "i2v-a14b:fp8", *size, "--vram", "4", "--ram", "16")[0] == 0
+    arguments = ("--model", "i2v-a14b:fp8", *SIZE, "--vram", "4", "--ram", "16", "--json", "--prefer", "length")
+    assert json.loads(plan(capsys, *arguments)[1])["fitting"][0]["num_frames"] == 81
+
+
+def test_the_size_is_chosen_when_it_is_left_open(capsys):
+    code, said, _ = plan(capsys, "--model", "ti2v-5b:fp16", "--vram", "8", "--ram", "16", "--json")
+    report = json.loads(said)
+    assert code == 0 and (report["width"], report["height"], report["num_frames"]) == (1280, 704, 121)
+    report = json.loads(plan(capsys, "--model", "i2v-a14b:fp16", "--vram", "4", "--ram", "16", "--json")[1])
+    assert report["num_frames"] < 81 and report["verdict"] != "does not fit"
+    assert plan(capsys, "--model", "i2v-a14b:fp16", "--vram", "1.5", "--ram", "16")[0] == 1
+
+
+def test_files_instead_of_a_name(capsys, models):
+    code, said, _ = plan(
+        capsys, "--model", str(models), "--width", "96", "--height", "64", "--frames", "9", "--vram", "4"
+    )
+    assert code == 0 and "fp8_scaled" in said and "Q4_K_M" in said
+    high = next((models / "diffusion_models").glob("*high*"))
+    code, said, _ = plan(capsys, "--model", str(high), "--vram", "4", "--ram", "8")
+    assert code == 0 and "one expert is given" in said and "umt5-xxl" in said
+
+
+def test_speeds_give_the_slow_down(capsys):
+    speeds = ("--bandwidth", "25", "--block-ms", "5", "--policy", "stream")
+    said = plan(capsys, "--model", "t2v-a14b:fp8", *SIZE, "--vram", "12", "--ram", "64", *speeds)[1]
+    assert "times as long" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--model", "wan3:fp8", "--vram", "12"], ["[number_invalid]", "i2v-a14b"]),
+        (["--model", "i2v-a14b:q9", "--vram", "12"], ["[number_invalid]", "q4_k_m"]),
+        (["--model", "no-such-file.safetensors", "--vram", "12"], ["[file_missing]"]),
+        (["--model", str(BOAT), "--vram", "12"], ["[file_unsupported]"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "-1"], ["[number_invalid]", "--vram"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "nan"], ["[number_invalid]", "--vram"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "12", "--ram", "0"], ["[number_invalid]", "--ram"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "12", "--width", "1280"], ["[size_invalid]", "--height"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "12", "--width", "1281", "--height", "720"], ["[size_invalid]", "16"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "12", "--width", "1280", "--height", "720", "--frames", "80"], ["4n+1"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "12", "--chunk-tokens", "0"], ["--chunk-tokens"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "12", "--bandwidth", "0"], ["--bandwidth"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "12", "--policy", "fast"], ["--policy"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "12", "--capability", "ada"], ["--capability"]),
+        (["--model", "t2v-a14b:fp8", "--vram", "12", "--image"], ["[image_unexpected]"]),
+        (["--model", "t2v-a14b:fp8", "t2v-a14b:fp8", "t2v-a14b:fp8", "--vram", "12"], ["3 transformers"]),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(capsys, arguments, parts):
+    code, _, said = plan(capsys, *arguments)
+    assert code == 2 and said.startswith("wanfit: [") and said.count("\n") == 1
+    for part in parts:
+        assert part in said
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine must have no GPU")
+def test_without_a_gpu_the_card_must_be_named(capsys):
+    code, _, said = plan(capsys, "--model", "i2v-a14b:fp8")
+    assert code == 2 and "--vram" in said
+
+
+def generate(models, out: Path, *more: str) -> list[str]:
+    size = ["--width", "96", "--height", "64", "--frames", "9", "--steps", "2"]
+    return [
+        "generate",
+        "--model",
+        str(models),
+        "--image",
+        str(BOAT),
+        "--prompt",
+        "a boat",
+        *size,
+        "--out",
+        str(out),
+        *more,
+    ]
+
+
+def test_a_run_that_cannot_fit_is_refused_before_weights_are_read(models, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("wanfit.memory.machine.available_bytes", lambda: 8 * 2**20)
+    assert main(generate(models, tmp_path / "a.mp4")) == 2
+    captured = capsys.readouterr()
+    assert "[budget_exceeded]" in captured.err and "GiB of RAM" in captured.err and "stage: text" not in captured.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_report_has_the_prediction_beside_the_measurement(models, tmp_path, capsys):
+    report = tmp_path / "report.json"
+    assert main(generate(models, tmp_path / "a.mp4", "--report", str(report), "--chart", str(tmp_path / "a.png"))) == 0
+    said = json.loads(report.read_text(encoding="utf-8"))
+    assert said["plan"]["verdict"] == "fits"
+    for stage in said["memory"]["stages"]:
+        assert stage["planned"]["ram_needed"] > 0
+        own = stage["rss_peak"] - stage["rss_before"]
+        # Resident memory grows by what the stage needs and by mapped files and libraries on their first use.
+        assert own < stage["planned"]["ram_needed"] + 600 * 2**20
+    assert said["memory"]["unread"]["device_used"]
+    assert "plan: fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stage", ["encode_prompts", "denoise", "decode_to"])
+def test_memory_that_runs_out_is_one_sentence(models, tmp_path, capsys, monkeypatch, stage):
+    """PyTorch's real error of a request that no machine has memory for, in each stage."""
+    monkeypatch.setattr(f"wanfit.pipeline.generate.{stage}", lambda *_, **__: torch.empty(2**46, dtype=torch.uint8))
+    assert main(generate(models, tmp_path / "a.mp4")) == 3
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].strip().startswith("wanfit: [run_failed] RAM is full in the stage ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_error_is_not_hidden(models, tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("a defect of ours")
+
+    monkeypatch.setattr("wanfit.pipeline.generate.decode_to", broken)
+    with pytest.raises(RuntimeError, match="a defect of ours"):
+        main(generate(models, tmp_path / "a.mp4"))

@@ -1,0 +1,208 @@
+"""Every cause on the exception as it is really raised here, or on a text quoted from PyTorch's source or a report."""
+
+import errno
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from wanfit.memory.explain import Facts, explain
+from wanfit.memory.facts import gather
+
+GIB = 2**30
+
+
+def native(asked: str, total: str, free: str, in_use: str, allocated: str, unused: str, more: str = "") -> Exception:
+    """c10/cuda/CUDACachingAllocator.cpp, `TORCH_CHECK_WITH(OutOfMemoryError, ...)`, torch 2.4 to 2.13."""
+    return torch.OutOfMemoryError(
+        f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of {total} of which {free} is free. "
+        f"{more}Including non-PyTorch memory, this process has {in_use} memory in use. Of the allocated memory "
+        f"{allocated} is allocated by PyTorch, and {unused} is reserved by PyTorch but unallocated. If reserved but "
+        "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
+        "fragmentation."
+    )
+
+
+def cause(error: BaseException, facts: Facts | None = None) -> str:
+    found = explain(error, facts)
+    assert found is not None
+    assert found.what and found.change and "\n" not in str(found)
+    return found.cause
+
+
+def raised(call) -> BaseException:
+    with pytest.raises(BaseException) as caught:
+        call()
+    return caught.value
+
+
+def test_vram_is_full_while_loading():
+    """Document 000 of lore.md: everything allocated, nothing free; not fragmentation."""
+    error = native("26.00 MiB", "23.52 GiB", "0 bytes", "23.45 GiB", "23.04 GiB", "105.00 MiB")
+    assert cause(error, Facts(stage="text")) == "vram full"
+
+
+def test_vram_is_full_in_the_middle_of_the_sampling_and_the_plan_is_quoted():
+    """ShmuelRonen/LatentSyncWrapper#53: 2.22 GiB free for a request of 7.2 GiB."""
+    error = native("7.20 GiB", "24.00 GiB", "2.22 GiB", "21.70 GiB", "21.10 GiB", "120.00 MiB")
+    found = explain(error, Facts(stage="denoise high", planned_vram=5 * GIB))
+    assert found is not None and found.cause == "vram full"
+    assert "7.20 GiB" in found.what and "denoise high" in found.what and "plan said 5.00 GiB" in found.what
+
+
+def test_fragmentation_after_several_runs():
+    error = native("1.50 GiB", "24.00 GiB", "600.00 MiB", "23.30 GiB", "17.10 GiB", "5.60 GiB")
+    assert cause(error) == "fragmentation"
+
+
+def test_free_but_fails_is_host_memory():
+    """deepbeepmeep/Wan2GP#671: 854 MiB refused with 10.23 GiB of VRAM free, at 30.9 of 31.9 GB of RAM."""
+    error = native("854.00 MiB", "15.92 GiB", "10.23 GiB", "4.90 GiB", "4.50 GiB", "200.00 MiB")
+    found = explain(error, Facts(ram_free=GIB))
+    assert found is not None and found.cause == "host memory full"
+    assert "RAM" in found.what and "1.00 GiB of RAM" in found.what
+    assert ".wslconfig" in str(explain(error, Facts(wsl=True))), "komikndr/raylight#108"
+
+
+def test_a_limit_of_the_program_is_no_host_problem():
+    """With a memory fraction the same message names what is allowed, and the card has plenty free."""
+    error = native(
+        "854.00 MiB", "139.81 GiB", "120.00 GiB", "11.50 GiB", "11.10 GiB", "90.00 MiB", "12.00 GiB allowed; "
+    )
+    assert cause(error) == "vram full"
+
+
+def test_another_process_holds_the_card():
+    """vLLM report: `Process 2752205 has 91.82 GiB memory in use`, the figures of a 24 GiB card."""
+    more = "Process 4711 has 14.20 GiB memory in use. "
+    error = native("1.25 GiB", "23.65 GiB", "1.18 GiB", "8.10 GiB", "7.60 GiB", "120.54 MiB", more)
+    found = explain(error, Facts(others=((4711, "game.exe", 14 * GIB),)))
+    assert found is not None and found.cause == "another process" and "game.exe 4711" in found.what
+
+
+def test_the_3d_convolution_of_torch_2_9_in_the_decode():
+    """pytorch/pytorch#166643."""
+    error = native("7.27 GiB", "23.65 GiB", "2.18 GiB", "21.10 GiB", "3.60 GiB", "120.54 MiB")
+    facts = Facts(stage="decode and save", conv3d_trap="torch 2.9.0 does not use cuDNN 91002 for 16-bit convolutions")
+    assert cause(error, facts) == "conv3d workspace"
+    assert cause(error, Facts(stage="denoise low", conv3d_trap="x")) == "vram full"
+
+
+def test_under_cuda_malloc_async():
+    """c10/cuda/CUDAMallocAsyncAllocator.cpp; quoted in a ComfyUI report on a 16 GB card."""
+    error = torch.OutOfMemoryError(
+        "Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated     : 12.43 GiB\n"
+        "Requested               : 4.07 GiB\nDevice limit            : 16.00 GiB\nFree (according to CUDA): 0 bytes\n"
+        "PyTorch limit (set by user-supplied memory fraction)\n                        : 17179869184.00 GiB"
+    )
+    found = explain(error)
+    assert found is not None and found.cause == "vram full" and "4.07 GiB" in found.what and "12.43 GiB" in found.what
+
+
+def test_page_locking_fails():
+    """Comfy-Org/ComfyUI#10662: torch's text for cudaErrorMemoryAllocation, outside the caching allocator."""
+    text = "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call"
+    assert cause(RuntimeError(text), Facts(vram_free=9 * GIB)) == "host memory full"
+    assert cause(RuntimeError(text), Facts(vram_free=2**20)) == "vram full"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda: torch.empty(2**46, dtype=torch.uint8), lambda: bytearray(2**55), lambda: np.empty(2**55, dtype=np.uint8)],
+    ids=["torch", "python", "numpy"],
+)
+def test_ram_is_really_full(call):
+    error = raised(call)
+    assert cause(error, Facts(stage="text", ram_free=GIB)) == "host memory full"
+    assert cause(OSError(errno.ENOMEM, "Cannot allocate memory")) == "host memory full"
+
+
+def test_the_page_file_is_full():
+    """Comfy-Org/ComfyUI#8065: Rust's text of ERROR_COMMITMENT_LIMIT through safetensors, and Python's own."""
+    text = "The paging file is too small for this operation to complete. (os error 1455)"
+    assert cause(OSError(text)) == "page file full"
+    error = OSError("The paging file is too small for this operation to complete")
+    assert cause(error) == "page file full"
+
+
+def test_comfyui_pinned_memory():
+    """Comfy-Org/ComfyUI#14250."""
+    found = explain(RuntimeError("HostBuffer.read_file_slice failed"), Facts(aimdo="0.9.1"))
+    assert found is not None and "--disable-pinned-memory" in found.change and "0.9.1" in found.what
+
+
+def test_float8_in_triton_on_ampere():
+    """kijai/ComfyUI-WanVideoWrapper#1030."""
+    text = "type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e4b15', 'fp8e5')"
+    assert cause(ValueError(text)) == "float8 kernel"
+
+
+@pytest.mark.parametrize(
+    ("channels", "weight", "expected"),
+    [(16, (48, 48, 1, 1, 1), "wrong VAE"), (48, (16, 16, 1, 1, 1), "wrong VAE"),
+     (16, (64, 36, 1, 2, 2), "wrong model"), (36, (64, 16, 1, 2, 2), "wrong model"), (68, (64, 36, 1, 2, 2), "wrong model")],
+)  # fmt: skip
+def test_a_part_of_another_model(channels, weight, expected):
+    error = raised(lambda: torch.nn.functional.conv3d(torch.zeros(1, channels, 3, 8, 8), torch.zeros(weight)))
+    assert cause(error) == expected
+
+
+def test_a_size_that_is_no_multiple():
+    """kijai/ComfyUI-WanVideoWrapper#1296."""
+    assert cause(raised(lambda: torch.zeros(1, 4, 67) + torch.zeros(1, 4, 66))) == "size"
+    assert explain(raised(lambda: torch.zeros(1, 4, 67) + torch.zeros(1, 4, 7))) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["expandable_segments:true", "max_split_size_mb:5", "garbage_collection_threshold:2", "max_split_size_mb",
+     "roundup_power2_divisions:3"],
+)  # fmt: skip
+def test_allocator_settings_that_torch_rejects(value):
+    set_settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if set_settings is None:
+        pytest.skip(f"torch {torch.__version__} parses these settings on CUDA builds only")
+    assert cause(raised(lambda: set_settings(value))) == "allocator settings"
+
+
+def _die(_connection) -> None:
+    os._exit(1)
+
+
+def test_a_worker_that_died_and_the_first_error_counts():
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    worker = context.Process(target=_die, args=(there,))
+    worker.start()
+    there.close()
+    worker.join()
+    end = raised(here.recv)
+    assert isinstance(end, EOFError | ConnectionResetError) and cause(end) == "a worker died"
+
+    def cleaning_up() -> None:
+        try:
+            raise native("26.00 MiB", "23.52 GiB", "0 bytes", "23.45 GiB", "23.04 GiB", "105.00 MiB")
+        finally:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    assert cause(raised(cleaning_up)) == "vram full"
+
+
+def test_two_devices():
+    """kijai/ComfyUI-WanVideoWrapper#195, in torch's words."""
+    text = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cuda:1!"
+    assert cause(RuntimeError(text)) == "two devices"
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shape mismatch"), ValueError("no"), KeyError("x"), OSError(2, "no file")]
+)
+def test_what_is_not_known_is_not_explained(error):
+    assert explain(error) is None
+
+
+def test_the_facts_are_read_on_any_machine():
+    facts = gather(torch.device("cpu"), torch.float32)
+    assert (facts.ram_free or 0) > 0 and facts.vram_free is None and facts.conv3d_trap == ""
