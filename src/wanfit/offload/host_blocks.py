@@ -103,6 +103,20 @@ class HostBlocks:
         self._pending[key] = self._submit(self._fill_stage, key, stage, place)
         return True
 
+    def fill_free(self, keys: Iterable[Key]) -> None:
+        """Read one more of these blocks into a free place, if the reading thread has nothing else to do."""
+        for key, pending in list(self._pending.items()):
+            if not pending.done():
+                return
+            if pending.exception() is None or isinstance(pending.exception(), MemoryError):
+                self._finish_unasked(key)
+        for key in keys:
+            if self.cache.get(key) is None:
+                place = self.cache.reserve(key)
+                if place is not None:
+                    self._pending[key] = self._submit(self._fill_place, key, place)
+                return
+
     def take(self, key: Key) -> torch.Tensor:
         """A block's bytes, waiting for them if need be. Call `passed_on` when the copy from them was begun."""
         while True:
@@ -183,6 +197,11 @@ class HostBlocks:
                 self._trace.notice("Host memory could not be pinned: blocks are copied once more, or unpinned")
             return self._direct(place)
         return True
+
+    def _finish_unasked(self, key: Key) -> None:
+        """Note the end of a read into the cache; blocks in the ring wait for their `take`."""
+        if self._stage_of(key) is None:
+            self._finish(key)
 
     def _evict_stage(self) -> None:
         """Free a buffer of the ring whose block was read too early."""

@@ -91,12 +91,17 @@ class HostCache:
         for key in wanted:
             if key in self._kept:
                 continue
-            place = next((p for p in self._places if p.key is None), None)
-            if place is None:
-                place = next(p for p in self._places if p.key not in keep)
-                self.drop(place.key or key)
+            if self.reserve(key) is None:
+                self.drop(next(p.key for p in self._places if p.key is not None and p.key not in keep))
+                self.reserve(key)
+
+    def reserve(self, key: Key) -> Place | None:
+        """A free place for a block; None when there is none."""
+        place = next((p for p in self._places if p.key is None), None)
+        if place is not None:
             place.key = key
             self._kept[key] = place
+        return place
 
     def drop(self, key: Key) -> None:
         place = self._kept.pop(key)

@@ -11,6 +11,7 @@ import torch
 
 from ..blocks import ForwardSettings
 from ..errors import BudgetError
+from ..memory.purge import drop_cached_blocks
 from .store import BlockStore
 
 T = TypeVar("T")
@@ -67,8 +68,7 @@ class Ladder:
                     f"kept on the device ({what})",
                     "Take a smaller <width> and <height>, fewer <num_frames>, or a smaller file",
                 )
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            drop_cached_blocks()
 
     def _tighten(self) -> bool:
         resident = self._store.resident_count if self._store is not None else 0

@@ -47,7 +47,8 @@ class BlockStore:
     """Owns the device buffers and the host memory that all experts share. Used by one thread.
 
     One expert is on the device at a time: the first block asked of another one takes over all device buffers, and
-    its host places as far as the RAM budget needs them. Weights are only ever read.
+    its host places as far as the RAM budget needs them. Places that the running expert leaves free are filled with
+    the next one's blocks meanwhile. Weights are only ever read.
 
     Args:
         checkpoints: one for each expert; their layouts may differ.
@@ -240,6 +241,9 @@ class BlockStore:
             key = (expert, (index + step) % count)
             if self._slots.get(key) is None and not self._host.request(key):
                 break
+        if len(self._files) > 1 and not pinned_only:
+            other = (expert + 1) % len(self._files)
+            self._host.fill_free((other, step) for step in range(len(self._files[other])))
 
     def _upload(self, key: Key, keep: Sequence[Key] = ()) -> Slot:
         slot = self._slots.room(key, self._resident, keep or self._window(key[1]))

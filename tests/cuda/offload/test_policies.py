@@ -13,6 +13,8 @@ from wanfit.offload import BlockStore
 from wanfit.offload.host_memory import HostBuffer
 from wanfit.quant import StoredWeight
 
+Event = torch.cuda.Event
+
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 DEVICE = torch.device("cuda", 0)
@@ -60,18 +62,22 @@ def test_every_policy_gives_the_same_and_peaks_are_ordered(file: MemoryFile):
 
 @pytest.mark.parametrize("ram_blocks", [0, 4, COUNT])
 def test_a_block_is_copied_while_another_is_computed(file: MemoryFile, ram_blocks: int):
-    """By events: the copy of some block begins and ends within the computation of the one before it."""
+    """By events: most of the time of most copies lies within the computation of one block."""
+
+    def shared(copy: tuple[int, Event, Event], block: tuple[Event, Event]) -> float:
+        _, begin, end = copy
+        entered, left = block
+        start = max(0.0, begin.elapsed_time(entered))
+        stop = min(begin.elapsed_time(end), begin.elapsed_time(left))
+        return max(0.0, stop - start) / begin.elapsed_time(end)
+
     with BlockStore([file], DEVICE, policy="stream", ram_budget=ram_blocks * BLOCK_BYTES) as store:
         for _ in range(2):
             forward(store, rows=32768, work=12)
         torch.cuda.synchronize()
         copies = list(store._lane._copies)[-COUNT:]
         blocks = list(store._lane._blocks)[-COUNT:]
-        inside = sum(
-            entered.elapsed_time(begin) > 0 and end.elapsed_time(left) > 0
-            for _, begin, end in copies
-            for entered, left in blocks
-        )
+        inside = sum(any(shared(copy, block) > 0.8 for block in blocks) for copy in copies)
         assert inside >= COUNT // 2
 
 

@@ -179,6 +179,26 @@ def test_both_experts_stay_on_the_host_when_the_budget_holds_them(block_bytes: i
         assert store.trace.counts["read"] == 12
 
 
+def test_free_places_are_filled_with_the_next_expert_before_it_is_asked_for(block_bytes: int):
+    high, low = numbered_file(6), numbered_file(6, first=100)
+    with BlockStore([high, low], CPU, policy="stream", ram_budget=12 * block_bytes) as store:
+        for _ in range(100):
+            one_pass(store.source(0), 6)
+        read = {step.key for step in store.trace.of("read")}
+        assert (1, 0) in read and len([key for key in read if key[0] == 0]) == 6
+        one_pass(store.source(1), 6, 100)
+        one_pass(store.source(0), 6)
+        assert store.trace.counts["read"] == 12
+
+
+def test_the_next_expert_takes_no_place_that_the_running_one_needs(block_bytes: int):
+    high, low = numbered_file(6), numbered_file(6, first=100)
+    with BlockStore([high, low], CPU, policy="stream", ram_budget=8 * block_bytes) as store:
+        for _ in range(5):
+            one_pass(store.source(0), 6)
+        assert not [step for step in store.trace.of("read") if step.key[0] == 1]
+
+
 def test_the_idle_expert_holds_no_device_memory(block_bytes: int):
     high, low = numbered_file(4), numbered_file(4, first=100)
     with BlockStore([high, low], CPU, policy="resident") as store:
