@@ -11,6 +11,7 @@ from .loader import WanFitLoader
 from .offload import WanFitOffloadPolicy
 from .probe import WanFitMemoryProbe
 from .purge import WanFitPurge
+from .sampler import WanFitSampler
 from .text_encoder import WanFitTextEncoderLoader
 
 
@@ -27,6 +28,7 @@ class WanFitExtension(ComfyExtension):
             WanFitLoader,
             WanFitTextEncoderLoader,
             WanFitOffloadPolicy,
+            WanFitSampler,
             WanFitVAEDecode,
             WanFitMemoryProbe,
             WanFitPurge,

@@ -211,4 +211,5 @@ def _hash(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    flat = tensor.detach().to("cpu").reshape(-1).clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().tobytes()

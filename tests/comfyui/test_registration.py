@@ -14,19 +14,20 @@ FIELDS = (
     "input", "input_order", "output", "output_name", "output_tooltips", "name", "display_name", "description",
     "category", "output_node",
 )  # fmt: skip
+CORE_LISTS = ("sampler_name", "scheduler")
 NODES = [
-    "WanFitLoader", "WanFitTextEncoderLoader", "WanFitOffloadPolicy", "WanFitVAEDecode", "WanFitMemoryProbe",
-    "WanFitPurge",
+    "WanFitLoader", "WanFitTextEncoderLoader", "WanFitOffloadPolicy", "WanFitSampler", "WanFitVAEDecode",
+    "WanFitMemoryProbe", "WanFitPurge",
 ]  # fmt: skip
 
 
 def contract(info: dict[str, Any]) -> dict[str, Any]:
-    """The node's fields that both cores have; the file lists, which depend on the folder, are left out."""
+    """The node's fields that both cores have; the lists of files and of the core's samplers are left out."""
     kept = json.loads(json.dumps({field: info.get(field) for field in FIELDS}))
     for group in kept["input"].values():
-        for kind, options in (spec for spec in group.values() if len(spec) == 2):
+        for name, (kind, options) in ((name, spec) for name, spec in group.items() if len(spec) == 2):
             if kind == "COMBO":
-                options["options"] = [o for o in options["options"] if "." not in o]
+                options["options"] = [o for o in options["options"] if "." not in o and name not in CORE_LISTS]
             options.pop("multiselect", None)
     return kept
 

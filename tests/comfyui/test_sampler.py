@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from typing import Any
 
@@ -143,12 +144,16 @@ def test_what_disagrees_is_pointed_out(run: Any) -> None:
 def test_one_model_runs_alone_as_in_ksampler(run: Any) -> None:
     pair = Pair(TI2V, None)
     node = pair.sampler(
-        "alone", shift=5.0, latent=pair.graph.add("TestLatent", batch=1, channels=48, frames=2, height=4, width=6)
+        "alone",
+        shift=5.0,
+        latent=pair.graph.add("TestLatent", batch=1, channels=48, frames=2, height=4, width=6, seed=5),
     )
     graph = Graph()
     graph.sample(graph.add("ModelSamplingSD3", model=wanfit_model(graph, TI2V), shift=5.0), "x", seed=3)
     sampled = graph.prompt[str(len(graph.prompt) - 1)]
-    sampled["inputs"]["latent_image"] = graph.add("TestLatent", batch=1, channels=48, frames=2, height=4, width=6)
+    sampled["inputs"]["latent_image"] = graph.add(
+        "TestLatent", batch=1, channels=48, frames=2, height=4, width=6, seed=5
+    )
     results = run(pair.graph)
     assert "one model" in info_of(results, node)
     assert np.array_equal(results["alone"], run(graph)["x"])
@@ -195,6 +200,7 @@ def refused(server: Server, graph: Graph) -> str:
 def broken_off(server: Server, graph: Graph, after: int) -> None:
     """Queue the graph and interrupt it when that many checkpoints are there."""
     folder = server.base / "output" / "wanfit_checkpoints"
+    shutil.rmtree(folder, ignore_errors=True)
     queued = server.queue(graph.prompt)
     limit = time.monotonic() + 120
     while len(list(folder.glob("*/*.safetensors"))) < after and time.monotonic() < limit:
@@ -238,12 +244,13 @@ def test_checkpoints_of_another_run_are_refused_with_the_difference(server: Serv
         text = refused(server, pair.graph)
         assert "resume_mismatch" in text and part in text
     pair = Pair()
-    pair.positive = pair.graph.add("TestConditioning", seed=9)
+    pair.graph.prompt[pair.positive[0]]["inputs"]["seed"] = 9  # the sampler keeps its node id
     pair.sampler("a", steps=24, resume="on")
     assert "resume_mismatch" in (text := refused(server, pair.graph)) and "positive was" in text
 
 
-def test_nothing_to_resume_is_a_run_from_the_beginning(run: Any) -> None:
+def test_nothing_to_resume_is_a_run_from_the_beginning(server: Server, run: Any) -> None:
+    shutil.rmtree(server.base / "output" / "wanfit_checkpoints", ignore_errors=True)
     pair = Pair()
     node = pair.sampler("fresh", resume="on", seed=77)
     plain = pair.sampler("plain", seed=77)
