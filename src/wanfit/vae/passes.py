@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import BudgetError
+from ..memory.purge import drop_cached_blocks
 from .job import TilePlan
 from .layers import Stage, modules_of
 from .plan import tighter
@@ -126,7 +127,7 @@ def run_whole(plan: TilePlan, run: Callable[[int], None], queries: int) -> None:
 
 def free_cached_memory(plan: TilePlan) -> None:
     if plan.device == "cuda":
-        torch.cuda.empty_cache()
+        drop_cached_blocks()
 
 
 def _tiles(plan: TilePlan) -> list[tuple[int, int]]:
