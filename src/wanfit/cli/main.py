@@ -1,4 +1,4 @@
-"""The command line: `wanfit inspect`, `plan`, `generate`, `tiny`.
+"""The command line: `wanfit inspect`, `plan`, `generate`, `doctor`, `tiny`.
 
 Exit codes: 0 done; 1 `plan` says that it does not fit; 2 the input cannot work, with one message on stderr;
 3 the run failed for a cause that is known, such as memory that is full; 130 interrupted.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from .. import __version__
 from ..errors import RunError, WanFitError
-from . import generate, inspect, plan, tiny
+from . import doctor, generate, inspect, plan, tiny
 
 EXIT_BAD_INPUT = 2
 EXIT_RUN_FAILED = 3
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"wanfit {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (inspect, plan, generate, tiny):
+    for module in (inspect, plan, generate, doctor, tiny):
         module.add_parser(commands)
     options = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run

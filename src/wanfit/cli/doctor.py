@@ -1,0 +1,42 @@
+"""`wanfit doctor`: what this machine is, what is used on it and why not more."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .words import FLAGS
+
+_MARKS = {"ok": " ", "note": "-", "warning": "!", "wrong": "X", "unread": "?"}
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="examine this machine / 检查环境",
+        description="Say what PyTorch, driver and card are, which kernels are used and why not others, which allocator "
+        "settings take effect, what limits RAM, and which processes are on the card. Changes nothing.",
+    )
+    parser.add_argument("--models", type=Path, metavar="DIR", help="folder of models: measure how fast its disk reads")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run, words=FLAGS)
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..memory.doctor import examine
+
+    findings = examine(options.models)
+    if options.json:
+        print(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
+        return 0
+    topic = ""
+    for finding in findings:
+        if finding.topic != topic:
+            topic = finding.topic
+            print(topic)
+        print(f"  {_MARKS[finding.state]} {finding.text}")
+    print("! warning, X wrong, ? not readable here, - for information")
+    return 0

@@ -1,0 +1,115 @@
+"""The allocator's settings as torch itself takes them, limits of the host, and the disk's speed."""
+
+import os
+
+import pytest
+import torch
+
+from wanfit.memory.allocator import NEW, OLD, check_allocator
+from wanfit.memory.doctor import examine, read_speed
+from wanfit.memory.host import group_limits, in_wsl
+
+MIB = 2**20
+
+
+def states(environment, version="2.13.0", platform="linux") -> dict[str, str]:
+    return {finding.text: finding.state for finding in check_allocator(environment, version, platform)}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["expandable_segments:True", "expandable_segments:true", "max_split_size_mb:5", "max_split_size_mb:64",
+     "garbage_collection_threshold:0.8", "garbage_collection_threshold:2", "roundup_power2_divisions:4",
+     "roundup_power2_divisions:3", "roundup_power2_divisions:[256:1,512:2,>:8]", "max_split_size_mb",
+     "max_split_size_mb=64", "expandable_segments:False,max_split_size_mb:512", "pinned_max_cached_size_mb:64"],
+)  # fmt: skip
+def test_a_value_is_called_wrong_where_torch_rejects_it(value):
+    set_settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if set_settings is None:
+        pytest.skip(f"torch {torch.__version__} parses these settings on CUDA builds only")
+    try:
+        set_settings(value)
+        rejected = False
+    except (ValueError, RuntimeError):
+        rejected = True
+    finally:
+        set_settings("expandable_segments:False")
+    assert ("wrong" in states({NEW: value}).values()) == rejected
+
+
+def test_an_unknown_key_is_named():
+    assert any("'foo'" in text and state == "wrong" for text, state in states({OLD: "foo:1"}).items())
+
+
+def test_nothing_set_is_fine():
+    assert list(states({}).values()) == ["ok"]
+
+
+def test_which_name_counts():
+    """pytorch/pytorch#183387: torch 2.9.1 reads this key for CUDA from the old name only."""
+    value = "expandable_segments:True"
+    assert any("ignores expandable_segments" in text for text in states({NEW: value}, "2.9.1"))
+    assert not any("ignores" in text for text in states({NEW: value}, "2.13.0"))
+    assert not any("ignores expandable" in text for text in states({OLD: value}, "2.9.1"))
+    assert any("warns" in text for text in states({OLD: value}, "2.9.1"))
+    assert not any("warns" in text for text in states({OLD: value}, "2.12.0"))
+    assert any("does not read" in text for text in states({NEW: value}, "2.6.0"))
+    assert any("both variables" in text for text in states({NEW: value, OLD: "max_split_size_mb:64"}))
+
+
+def test_what_has_no_effect():
+    value = "expandable_segments:True,max_split_size_mb:512"
+    assert any("no effect on this system" in text for text in states({OLD: value}, platform="win32"))
+    assert any("does not govern" in text for text in states({OLD: value}))
+    asynchronous = states({OLD: "backend:cudaMallocAsync,max_split_size_mb:128,garbage_collection_threshold:0.8"})
+    assert any("ignores max_split_size_mb, garbage_collection_threshold" in text for text in asynchronous)
+
+
+def test_control_groups_of_both_versions(tmp_path):
+    proc, two = tmp_path / "proc", tmp_path / "two"
+    (proc / "self").mkdir(parents=True)
+    own = two / "box" / "run"
+    own.mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/box/run\n")
+    for folder, limit in ((own, "max"), (two / "box", str(512 * MIB))):
+        (folder / "memory.max").write_text(limit + "\n")
+        (folder / "memory.current").write_text(f"{300 * MIB}\n")
+        (folder / "memory.stat").write_text(f"anon 1\nfile {100 * MIB}\n")
+    (found,) = group_limits(two, proc)
+    assert found.path == two / "box" and found.room == 312 * MIB
+    one = tmp_path / "one"
+    (one / "memory").mkdir(parents=True)
+    (one / "memory" / "memory.limit_in_bytes").write_text(f"{256 * MIB}\n")
+    (one / "memory" / "memory.usage_in_bytes").write_text(f"{250 * MIB}\n")
+    (one / "memory" / "memory.stat").write_text(f"total_cache {50 * MIB}\n")
+    (proc / "self" / "cgroup").write_text("5:cpu,memory:/gone\n")
+    (found,) = group_limits(one, proc)
+    assert found.room == 56 * MIB
+    (one / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert group_limits(one, proc) == [], "more than the machine has is no limit"
+
+
+def test_wsl_is_known_by_its_kernel(tmp_path):
+    (tmp_path / "version").write_text("Linux version 5.15.153.1-microsoft-standard-WSL2 (gcc)\n")
+    assert in_wsl(tmp_path)
+    assert not in_wsl(tmp_path / "nowhere")
+
+
+def test_reading_is_bounded(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(os.urandom(20 * MIB))
+    assert read_speed(path).read == 20 * MIB
+    speed = read_speed(path, limit=9 * MIB)
+    assert speed.read == 9 * MIB and speed.bandwidth > 0
+
+
+def test_a_machine_without_a_card_is_examined(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(os.urandom(MIB))
+    findings = examine(tmp_path)
+    topics = {finding.topic for finding in findings}
+    assert {"software", "kernels", "allocator", "memory", "card", "disk"} <= topics
+    assert any("GB/s" in finding.text for finding in findings)
+    assert {finding.state for finding in findings} <= {"ok", "note", "warning", "wrong", "unread"}
+    if not torch.cuda.is_available():
+        assert any(finding.state == "unread" and finding.topic == "card" for finding in findings)
+    assert any(finding.state == "wrong" for finding in examine(tmp_path / "missing"))
