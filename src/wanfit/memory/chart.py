@@ -57,34 +57,30 @@ def _draw_trace(axes: Any, record: MemoryRecord) -> None:
 
 
 def _draw_peaks(axes: Any, record: MemoryRecord) -> None:
-    names = [stage.name for stage in record.stages]
-    ram = axes.barh(names, [stage.rss_peak / GIB for stage in record.stages], height=0.4, align="edge", color="C0")
+    """Measured, and beside it in a lighter colour what the plan said: RAM below the line, device memory above."""
+    rows = range(len(record.stages))
+    ram = axes.barh(rows, [stage.rss_peak / GIB for stage in record.stages], height=0.22, align="edge", color="C0")
     axes.bar_label(ram, fmt="%.2f", fontsize=8, padding=2)
     if any(stage.allocated_peak is not None for stage in record.stages):
-        vram = axes.barh(
-            names,
-            [(stage.allocated_peak or 0) / GIB for stage in record.stages],
-            height=-0.4,
-            align="edge",
-            color="C1",
-        )
+        peaks = [(stage.allocated_peak or 0) / GIB for stage in record.stages]
+        vram = axes.barh(rows, peaks, height=-0.22, align="edge", color="C1")
         axes.bar_label(vram, fmt="%.2f", fontsize=8, padding=2)
     _draw_planned(axes, record)
+    axes.set_yticks(rows, [stage.name for stage in record.stages])
     axes.invert_yaxis()
-    axes.set(xlabel="peak, GiB (blue: RAM; orange: VRAM allocated; outlined: as planned)")
+    axes.set(xlabel="peak, GiB (blue: RAM; orange: VRAM allocated; light, beside it: as planned)")
     axes.margins(x=0.1)
     axes.grid(axis="x", alpha=0.3)
 
 
 def _draw_planned(axes: Any, record: MemoryRecord) -> None:
-    """Beside each measured bar: RAM on top of what the process had before, device memory from least to most."""
+    """RAM on top of what the process had before the run; device memory with a line at the least that will do."""
     before = record.stages[0].rss_before if record.stages else 0
-    outline: dict[str, Any] = {"fill": False, "linestyle": "--", "linewidth": 1.2}
     for row, stage in enumerate(record.stages):
         if stage.planned is None:
             continue
         ram = (before + stage.planned.ram_needed) / GIB
-        axes.barh(row, ram, height=0.4, align="edge", edgecolor="C0", **outline)
+        axes.barh(row + 0.22, ram, height=0.16, align="edge", color="C0", alpha=0.4)
         if stage.allocated_peak is not None:
-            axes.barh(row, stage.planned.vram_peak / GIB, height=-0.4, align="edge", edgecolor="C1", **outline)
-            axes.plot([stage.planned.vram_needed / GIB] * 2, [row - 0.4, row], color="C1", linewidth=2)
+            axes.barh(row - 0.22, stage.planned.vram_peak / GIB, height=-0.16, align="edge", color="C1", alpha=0.4)
+            axes.plot([stage.planned.vram_needed / GIB] * 2, [row - 0.38, row - 0.22], color="C1", linewidth=2)
