@@ -65,7 +65,7 @@ class Answers:
         """Read or remove what an earlier run left; returns what a person should know.
 
         Raises:
-            InputError: resume_mismatch, naming what differs. CheckpointError: file_damaged.
+            InputError: resume_mismatch, naming what differs. CheckpointError: file_damaged. OutputError.
         """
         self._facts = {
             **{name: str(value) for name, value in dataclasses.asdict(settings).items()},
@@ -77,7 +77,7 @@ class Answers:
             "latent_image": _fingerprint(latent),
         }
         if not self._resume:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remove()
             return ""
         self._read()
         self._saved = len(self._known)
@@ -92,7 +92,19 @@ class Answers:
 
     def finish(self) -> None:
         """The run is complete: its record is not needed any more."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove()
+
+    def _remove(self) -> None:
+        try:
+            if self._folder.is_dir():
+                shutil.rmtree(self._folder)
+        except OSError as error:
+            raise OutputError(
+                "output_unwritable",
+                "save",
+                f"the old checkpoints in {self._folder} cannot be deleted: {error.strerror or error}",
+                "Delete the folder, or set <save_every> to 0",
+            ) from error
 
     def _answer(
         self, executor: Callable[..., torch.Tensor], x: torch.Tensor, timestep: torch.Tensor, *rest: Any

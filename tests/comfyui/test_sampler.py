@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comfy_graphs import Graph, core_model, wanfit_model
-from comfy_names import HIGH, LOW, T2V_HIGH, T2V_LOW, TI2V
+from comfy_names import HIGH, LORA, LOW, T2V_HIGH, T2V_LOW, TI2V
 from comfyui_server import PromptFailed, Server
 
 SIZE = {"width": 64, "height": 48, "length": 5, "batch_size": 1}
@@ -258,3 +258,44 @@ def test_nothing_to_resume_is_a_run_from_the_beginning(server: Server, run: Any)
     assert "nothing to resume" in info_of(results, node)
     assert "resume" not in info_of(results, plain)
     assert np.array_equal(results["fresh"], results["plain"])
+
+
+def test_a_lora_that_changed_and_damaged_checkpoints_are_refused(server: Server, run: Any) -> None:
+    def made(strength: float, **changes: Any) -> Graph:
+        pair = Pair()
+        lora = pair.graph.add("LoraLoaderModelOnly", model=pair.high, lora_name=LORA, strength_model=strength)
+        pair.high = lora
+        pair.sampler("lora", steps=24, **changes)
+        return pair.graph
+
+    expected = run(made(0.8))["lora"]
+    broken_off(server, made(0.8, save_every=2), 2)
+    text = refused(server, made(0.9, resume="on"))
+    assert "resume_mismatch" in text and "model_high was" in text
+    assert np.array_equal(run(made(0.8, resume="on", save_every=2))["lora"], expected)
+
+    broken_off(server, made(0.8, save_every=2), 2)
+    first = next((server.base / "output" / "wanfit_checkpoints").glob("*/00000.safetensors"))
+    whole = first.read_bytes()
+    for content in (whole[:1000], b"", b"x" * 2000):
+        first.write_bytes(content)
+        assert "file_damaged" in refused(server, made(0.8, resume="on"))
+    first.unlink()
+    assert "does not follow" in refused(server, made(0.8, resume="on"))
+
+
+def test_a_killed_server_loses_no_more_than_the_interval(server: Server, run: Any) -> None:
+    """What a kill leaves: whole files, and perhaps an unfinished one, which is not read."""
+    pair = Pair()
+    pair.sampler("whole", steps=24)
+    expected = run(pair.graph)["whole"]
+    pair = Pair()
+    pair.sampler("killed", steps=24, save_every=4)
+    broken_off(server, pair.graph, 2)
+    files = sorted((server.base / "output" / "wanfit_checkpoints").glob("*/*.safetensors"))
+    files[-1].rename(files[-1].with_suffix(".part"))
+    pair = Pair()
+    node = pair.sampler("again", steps=24, save_every=4, resume="on")
+    results = run(pair.graph)
+    assert int(re.search(r"resumed: (\d+)", info_of(results, node))[1]) >= 4
+    assert np.array_equal(results["again"], expected)
