@@ -74,9 +74,9 @@ def test_a_forward_of_the_transformer(files, name, dtype, chunk, size):
 @pytest.mark.parametrize(
     ("variant", "size", "share"),
     [
-        ("vae-2.1", (384, 256, 9), None),
-        ("vae-2.1", (256, 192, 9), 0.5),
-        ("vae-2.2", (256, 192, 9), None),
+        ("vae-2.1", (384, 256, 5), None),
+        ("vae-2.1", (256, 192, 5), 0.5),
+        ("vae-2.2", (256, 192, 5), None),
     ],
 )
 def test_a_decode(tmp_path, variant, size, share):

@@ -30,7 +30,8 @@ def test_one_place_in_the_tree_empties_caches():
 
 @pytest.fixture
 def store():
-    """Four blocks of 64 MiB, two kept in RAM, through two slots."""
+    """Four blocks of 64 MiB, two kept in RAM, through two slots. What other tests left in the heap is gone before."""
+    purge(CPU, ["host cache"])
     blocks = {
         i: {"a.weight": StoredWeight("f32", (1024, 16384), torch.full((1024, 16384), float(i)))} for i in range(4)
     }
