@@ -127,12 +127,12 @@ def build(name: str, recipe: Any, recipes: Any, version: str) -> dict[str, Any]:
     models = list(placed if pair else placed[:1])
     for index, lora in enumerate(recipe.loras):
         (models[index],) = canvas.add(
-            "LoraLoaderModelOnly", (860, index * 160), [lora, 1.0], {"model": models[index]}, (("MODEL", "MODEL"),),
+            "LoraLoaderModelOnly", (920, index * 160), [lora, 1.0], {"model": models[index]}, (("MODEL", "MODEL"),),
             size=(420, 90), models=((lora, "loras"),),
         )  # fmt: skip
     models = [
         canvas.add(
-            "ModelSamplingSD3", (1320, i * 160), [recipe.shift], {"model": m}, (("MODEL", "MODEL"),), size=(260, 60)
+            "ModelSamplingSD3", (1360, i * 160), [recipe.shift], {"model": m}, (("MODEL", "MODEL"),), size=(260, 60)
         )[0]
         for i, m in enumerate(models)
     ]
