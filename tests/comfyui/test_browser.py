@@ -106,16 +106,17 @@ def test_run_shows_the_probes_chart(page: Any, server: Server) -> None:
             node["widgets_values"][3] = 2
             node["widgets_values"][7:9] = [0, 1] if first else [1, 10000]
     show(page, workflow)
+    page.set_viewport_size({"width": 640, "height": 360})  # drawn in software, on the cores that the run needs
     page.evaluate("() => window.app.queuePrompt(0)")
     probe = next(node["id"] for node in workflow["nodes"] if node["type"] == "WanFitMemoryProbe")
-    page.wait_for_function(
-        "id => (window.app.graph.getNodeById(id)?.imgs ?? []).length > 0", arg=probe, timeout=180_000
-    )
-    page.wait_for_timeout(1500)
+    page.wait_for_function("id => (window.app.nodeOutputs?.[id]?.images ?? []).length > 0", arg=probe, timeout=300_000)
+    page.set_viewport_size({"width": 1600, "height": 900})
     page.evaluate(
         """() => { const ds = window.app.canvas.ds; ds.scale = 0.8; ds.offset = [-1550, -200];
                    window.app.canvas.setDirty(true, true) }"""
     )
+    # the front end fetches the picture when the node is drawn
+    page.wait_for_function("id => (window.app.graph.getNodeById(id)?.imgs ?? []).length > 0", arg=probe, timeout=60_000)
     page.wait_for_timeout(1000)
     page.screenshot(path=str(SHOTS / f"probe-{server.tree.version}.png"))
     assert not any(node["red"] for node in page.evaluate(NODES))
