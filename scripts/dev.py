@@ -64,6 +64,10 @@ def test(options: argparse.Namespace, rest: list[str]) -> None:
         command += ["--require", options.require]
     if options.k:
         command += ["-k", options.k]
+    if not any(part.startswith("-n") for part in rest):
+        command += ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadgroup"]
+    # One thread in each process: tiny tensors gain nothing from more, and processes fight over the cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     run(PYTHON, "-m", "pytest", *command, *rest)
 
 

@@ -28,7 +28,16 @@ def tier_of(item: pytest.Item) -> str:
     return folder if folder in TIERS else "unit"
 
 
+def group_of(item: pytest.Item) -> str:
+    """What has to run in one process: a ComfyUI server's tests, for one start of it; else a file, for its fixtures."""
+    tree = item.callspec.params.get("tree") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+    return str(item.path) if tree is None else f"ComfyUI {tree.version}"
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
     wanted = config.getoption("--tier")
     if wanted:
         other = [item for item in items if tier_of(item) != wanted]

@@ -25,9 +25,10 @@ def draw(record: MemoryRecord, path: Path, title: str) -> None:
 
 
 def _draw_trace(axes: Any, record: MemoryRecord) -> None:
-    times = [sample.at_s for sample in record.trace]
-    axes.plot(times, [sample.rss / GIB for sample in record.trace], color="C0", label="RAM (resident)")
-    files = [sample.rss_files for sample in record.trace]
+    samples = record.samples()
+    times = [sample.at_s for sample in samples]
+    axes.plot(times, [sample.rss / GIB for sample in samples], color="C0", label="RAM (resident)")
+    files = [sample.rss_files for sample in samples]
     if all(value is not None for value in files):
         axes.plot(
             times,
@@ -36,7 +37,7 @@ def _draw_trace(axes: Any, record: MemoryRecord) -> None:
             linestyle=":",
             label="of it mapped files (weights read in place)",
         )
-    vram = [sample.vram for sample in record.trace]
+    vram = [sample.vram for sample in samples]
     if all(value is not None for value in vram) and vram:
         axes.plot(times, [(value or 0) / GIB for value in vram], color="C1", label="VRAM (reserved)")
     for index, stage in enumerate(record.stages):
@@ -51,7 +52,7 @@ def _draw_trace(axes: Any, record: MemoryRecord) -> None:
             ha="center",
             fontsize=8,
         )
-    axes.set(xlabel="seconds", ylabel="GiB", ylim=(0, None), xlim=(0, None))
+    axes.set(xlabel="seconds", ylabel="GiB", ylim=(0, 1.3 * axes.get_ylim()[1]), xlim=(0, None))
     axes.legend(loc="lower right", fontsize=8)
     axes.grid(alpha=0.3)
 

@@ -168,6 +168,11 @@ class MemoryRecord:
                     del self.trace[1::2]
                 self.interval_s *= 2
 
+    def samples(self) -> list[Sample]:
+        """The trace as it is now; sampling may go on meanwhile."""
+        with self._lock:
+            return list(self.trace)
+
     def to_json(self) -> dict[str, object]:
         """Stages and highest values, in bytes and seconds; the trace is left to the chart."""
         return {

@@ -51,8 +51,8 @@ def test_the_counters_move_by_what_is_said(store):
     said = purge(CPU, ["host blocks", "host cache"], {"low expert": store})
     assert store.report.host_bytes == 0 and store.report.device_bytes == 0
     freed = said.before.rss - said.after.rss
-    # On the CPU device buffers are RAM too.
-    assert abs(freed - held) < 0.1 * held, f"{freed / MIB:.0f} of {held / MIB:.0f} MiB"
+    # On the CPU device buffers are RAM too. More can go: "host cache" trims the heap of the whole process.
+    assert freed > 0.9 * held, f"{freed / MIB:.0f} of {held / MIB:.0f} MiB"
     text = "\n".join(said.lines())
     assert "low expert gave up" in text and "rss" in text and "before" in text
     assert said.stayed == ()

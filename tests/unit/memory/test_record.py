@@ -44,3 +44,12 @@ def test_a_stage_that_fails_is_recorded_and_the_thread_ends():
         pass
     assert [stage.name for stage in record.stages] == ["fails"]
     assert not record._thread.is_alive()
+
+
+def test_a_chart_can_be_drawn_while_sampling_goes_on(tmp_path):
+    """The probe node draws in the middle of a run: the trace must not grow between two reads of it."""
+    with MemoryRecord(torch.device("cpu"), interval_s=1e-5) as record:
+        record.begin("busy")
+        for index in range(3):
+            draw(record, tmp_path / f"{index}.png", "test")
+    assert len(record.samples()) > 100, "the thread did sample meanwhile"
