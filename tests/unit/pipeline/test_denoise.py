@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -16,12 +17,13 @@ from wanfit.pipeline.files import ModelFiles
 from wanfit.pipeline.sampling import make_scheduler
 from wanfit.pipeline.transformer import transformer_config
 from wanfit.pipeline.vae import load_vae
-from wanfit.tiny.gguf_layout import write_gguf
+from wanfit.tiny.gguf_layout import FILE_TYPES, write_gguf
 from wanfit.tiny.layouts import (
     write_comfy_quant,
     write_comfy_scaled,
     write_diffusers_folder,
     write_kijai_scaled,
+    write_original_folder,
     write_plain,
 )
 from wanfit.tiny.models import tiny_transformer, tiny_vae
@@ -143,52 +145,67 @@ def test_the_same_seed_gives_the_same_latents_at_any_chunk_size(folder, tmp_path
     assert relative_error(latents_of(files, other, placement_on_cpu()), whole) > 0.1
 
 
-def at(path, suffix):
-    return path.with_name(path.name + suffix)
-
-
 CONFIG = {"_class_name": "WanTransformer3DModel", "in_channels": 16, "num_layers": 2}
 
 # Error of the whole run against float32 weights: what the format itself loses, carried through six forwards
 # with guidance. Bounds are two to three times what was measured; the figures are printed (pytest -s).
-LAYOUTS = {
-    "bf16": (lambda p, w: write_plain(at(p, ".safetensors"), w, dtype=torch.bfloat16), 0.005),
-    "fp16, prefix": (
-        lambda p, w: write_plain(at(p, ".safetensors"), w, prefix="model.diffusion_model."),
-        0.0006,
+SAFETENSORS = {
+    "bf16": (partial(write_plain, dtype=torch.bfloat16), 0.005),
+    "fp16, model.diffusion_model.": (partial(write_plain, prefix="model.diffusion_model."), 0.0006),
+    "fp16, diffusion_model.": (partial(write_plain, prefix="diffusion_model."), 0.0006),
+    "fp32, diffusers names": (partial(write_plain, dtype=torch.float32, diffusers_names=True), 1e-6),
+    "plain fp8 e4m3": (partial(write_plain, linear_dtype=torch.float8_e4m3fn), 0.06),
+    "plain fp8 e5m2": (partial(write_plain, linear_dtype=torch.float8_e5m2), 0.12),
+    "comfy scaled fp8": (write_comfy_scaled, 0.06),
+    "comfy scaled fp8, full precision": (partial(write_comfy_scaled, full_precision=True), 0.06),
+    "kijai scaled fp8": (write_kijai_scaled, 0.02),
+    "kijai scaled fp8 e5m2": (partial(write_kijai_scaled, dtype=torch.float8_e5m2), 0.04),
+    "comfy_quant fp8": (write_comfy_quant, 0.02),
+    "comfy_quant fp8 in the header": (partial(write_comfy_quant, in_header=True), 0.02),
+    "comfy_quant int8": (partial(write_comfy_quant, dtype=torch.int8), 0.008),
+    "comfy_quant int8 by row": (partial(write_comfy_quant, dtype=torch.int8, per_row=True), 0.008),
+    "comfy_quant int8 convrot": (
+        partial(write_comfy_quant, dtype=torch.int8, per_row=True, convrot_groupsize=256),
+        0.008,
     ),
-    "fp32, diffusers names": (
-        lambda p, w: write_plain(at(p, ".safetensors"), w, dtype=torch.float32, diffusers_names=True),
-        1e-6,
-    ),
-    "diffusers folder": (lambda p, w: write_diffusers_folder(p, w, CONFIG, max_shard_size="4MB"), 1e-6),
-    "plain fp8 e4m3": (
-        lambda p, w: write_plain(at(p, ".safetensors"), w, linear_dtype=torch.float8_e4m3fn),
-        0.06,
-    ),
-    "comfy scaled fp8": (lambda p, w: write_comfy_scaled(at(p, ".safetensors"), w), 0.06),
-    "kijai scaled fp8": (lambda p, w: write_kijai_scaled(at(p, ".safetensors"), w), 0.02),
-    "comfy_quant fp8": (lambda p, w: write_comfy_quant(at(p, ".safetensors"), w), 0.02),
-    **{
-        f"gguf {kind}": (lambda p, w, kind=kind: write_gguf(at(p, ".gguf"), w, kind), bound)
-        for kind, bound in (("Q8_0", 0.004), ("Q6_K", 0.012), ("Q5_K_M", 0.02), ("Q4_K_M", 0.04), ("Q2_K", 0.15))
-    },
 }
+FOLDERS = {
+    "diffusers folder": (partial(write_diffusers_folder, config=CONFIG, max_shard_size="4MB"), 1e-6),
+    "original folder": (partial(write_original_folder, max_shard_size="4MB"), 1e-6),
+}
+GGUF = {
+    "F16": 0.0006, "BF16": 0.0015, "Q8_0": 0.004, "Q6_K": 0.012, "Q5_K_M": 0.02, "Q5_K_S": 0.02, "Q5_1": 0.03,
+    "Q5_0": 0.03, "Q4_K_M": 0.04, "Q4_K_S": 0.04, "Q4_1": 0.05, "Q4_0": 0.06, "IQ4_NL": 0.05, "IQ4_XS": 0.05,
+    "Q3_K_L": 0.1, "Q3_K_M": 0.1, "Q3_K_S": 0.1, "Q2_K": 0.15,
+}  # fmt: skip
+LAYOUTS = (
+    {name: (write, ".safetensors", bound) for name, (write, bound) in SAFETENSORS.items()}
+    | {name: (write, "", bound) for name, (write, bound) in FOLDERS.items()}
+    | {f"gguf {kind}": (partial(write_gguf, file_type=kind), ".gguf", bound) for kind, bound in GGUF.items()}
+)
+
+
+def test_every_gguf_file_type_is_among_the_layouts():
+    assert set(GGUF) == set(FILE_TYPES)
+
+
+@pytest.fixture(scope="module")
+def exact_latents(folder):
+    files = files_for(folder, "t2v")
+    settings = settings_for(files, folder / "a.mp4")
+    return files, settings, latents_of(files, settings, placement_on_cpu())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_gives_the_same_video_up_to_its_quantisation(folder, tmp_path, layout):
-    exact = files_for(folder, "t2v")
-    settings = settings_for(exact, tmp_path / "a.mp4")
-    write, bound = LAYOUTS[layout]
+def test_every_layout_gives_the_same_video_up_to_its_quantisation(exact_latents, tmp_path, layout):
+    exact, settings, latents = exact_latents
+    write, suffix, bound = LAYOUTS[layout]
     paths = [
-        write(tmp_path / f"wan2.2_t2v_{name}", tiny_transformer("t2v-a14b", seed=seed))
+        write(tmp_path / f"wan2.2_t2v_{name}{suffix}", tiny_transformer("t2v-a14b", seed=seed))
         for seed, name in ((1, "high_noise"), (2, "low_noise"))
     ]
     files = ModelFiles(paths[0], paths[1], exact.text_encoder, exact.vae)
-    error = relative_error(
-        latents_of(files, settings, placement_on_cpu()), latents_of(exact, settings, placement_on_cpu())
-    )
+    error = relative_error(latents_of(files, settings, placement_on_cpu()), latents)
     print(f"{layout}: relative error of the latents {error:.2e} (bound {bound})")
     assert error <= bound
 
