@@ -65,6 +65,12 @@ def add_parser(commands: Any) -> None:
     )
     place.add_argument("--text", default="auto", help="text encoder: cpu, stream (through the device), auto")
     place.add_argument(
+        "--no-fp8-matmul",
+        action="store_true",
+        help="bring fp8 weights to 16 bit before each product, on cards that could multiply them in fp8: slower, and "
+        "activations are not rounded to fp8",
+    )
+    place.add_argument(
         "--policy",
         default="auto",
         help="blocks on a CUDA device: auto (as many stay as hide the transfers), resident (all), stream (none)",
@@ -107,6 +113,7 @@ def run(options: argparse.Namespace) -> int:
         options.vae_dtype,
         options.text,
         chunk_tokens=options.chunk_tokens,
+        fp8_matmul=not options.no_fp8_matmul,
         policy=options.policy,
         vram_budget_gib=options.vram_budget,
         ram_budget_gib=options.ram_budget,

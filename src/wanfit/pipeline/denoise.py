@@ -91,4 +91,6 @@ def denoise(
         )
         return output.frames
     finally:
+        for notice in experts.notices:
+            tell(f"note: {notice}")
         experts.close()

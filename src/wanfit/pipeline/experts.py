@@ -55,7 +55,7 @@ class Experts:
         files: list[Checkpoint] = []
         try:
             files.extend(open_checkpoint(path) for _, path in paths)
-            settings = ForwardSettings(chunk_tokens=plan.chunk_tokens)
+            settings = ForwardSettings(plan.chunk_tokens, float8_matmul=placement.float8_matmul)
             if placement.device.type != "cpu":
                 self.store = BlockStore(
                     files,
@@ -90,6 +90,11 @@ class Experts:
             empty_device_cache(self._placement.device)
         expert.transformer.load_rest(expert.checkpoint, self._placement.device, self._placement.dtype)
         self.active = expert
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What the weight path could not do as asked, such as pinning host memory."""
+        return () if self.store is None else self.store.report.notices
 
     def close(self) -> None:
         """Release all weights and close the files."""

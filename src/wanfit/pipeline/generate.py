@@ -28,6 +28,8 @@ from ..memory.facts import gather
 from ..memory.purge import empty_device_cache
 from ..memory.record import MemoryRecord
 from ..memory.report import plan_line, planned_peaks
+from ..quant.float8_matmul import float8_units
+from ..quant.triton_support import triton_refusal
 from .decode import decode_to
 from .denoise import denoise
 from .files import ModelFiles
@@ -230,5 +232,9 @@ def _report(
         "device": str(placement.device),
         "dtype": str(placement.dtype).removeprefix("torch."),
         "policy": placement.policy,
+        "kernels": {
+            "fp8_matmul": placement.float8_matmul is None and float8_units(placement.device),
+            "triton": triton_refusal(placement.device) or "used",
+        },
         "memory": record.to_json(),
     }

@@ -22,6 +22,7 @@ class Placement:
 
     Args:
         text: `cpu`, or `stream` through the device.
+        float8_matmul: see `ForwardSettings`.
         policy: of the transformer's blocks, see `BlockStore`.
         vram_budget: bytes of device memory for the denoising; None for what is free.
         ram_budget: bytes of host memory for the blocks; None for a share of what is free.
@@ -32,6 +33,7 @@ class Placement:
     vae_dtype: torch.dtype
     text: str
     chunk_tokens: int
+    float8_matmul: bool | None
     policy: Policy
     vram_budget: int | None
     ram_budget: int | None
@@ -43,6 +45,7 @@ def choose_placement(
     vae_dtype: str = "auto",
     text: str = "auto",
     chunk_tokens: int = 4096,
+    fp8_matmul: bool = True,
     policy: str = "auto",
     vram_budget_gib: float | None = None,
     ram_budget_gib: float | None = None,
@@ -79,6 +82,7 @@ def choose_placement(
         _dtype("vae_dtype", vae_dtype, target),
         ("cpu" if target.type == "cpu" else "stream") if text == "auto" else text,
         chunk_tokens,
+        None if fp8_matmul else False,
         _policy(policy),
         _bytes("vram_budget", vram_budget_gib),
         _bytes("ram_budget", ram_budget_gib),
