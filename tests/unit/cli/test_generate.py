@@ -65,7 +65,12 @@ def test_json_goes_to_stdout_alone_and_the_same_seed_gives_the_same_file(models,
 def test_ctrl_c_leaves_no_half_file(models, tmp_path, stage):
     arguments = command(models, tmp_path / "a.mp4", "--frames", "33", "--steps", "40" if "denoise" in stage else "2")
     process = subprocess.Popen(
-        [sys.executable, "-m", "wanfit", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "wanfit", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # As a terminal starts it: a test run in the background ignores SIGINT, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     for line in process.stdout:
         if line.strip() == f"stage: {stage}":
