@@ -91,6 +91,7 @@ def denoise(
         )
         return output.frames
     finally:
-        for notice in experts.notices:
-            tell(f"note: {notice}")
+        notices = experts.notices
         experts.close()
+        for notice in notices:
+            tell(f"note: {notice}")

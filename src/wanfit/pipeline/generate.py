@@ -64,6 +64,8 @@ def generate(
     for name, path in (("report", report_path), ("chart", chart_path)):
         if path is not None and not path.parent.is_dir():
             raise OutputError("output_unwritable", "input", f"the folder {path.parent} of <{name}> does not exist")
+        if path is not None and path.is_dir():
+            raise OutputError("output_unwritable", "input", f"<{name}> {path} is a folder", "Give the name of a file")
     with ExitStack() as stack:
         text_file = stack.enter_context(open_checkpoint(files.text_encoder))
         vae_file = stack.enter_context(open_checkpoint(files.vae))
@@ -128,11 +130,19 @@ def generate(
         report = _report(files, identities, settings, placement, record)
         report |= {"loras": list(loras.applied), "plan": plan.to_json()}
     # The writer has renamed the file: from here on the video exists.
-    if report_path is not None:
-        report_path.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")
-    if chart_path is not None:
-        title = f"{high.variant}, {settings.width}x{settings.height}x{settings.num_frames}, {placement.device}"
-        draw(record, chart_path, title)
+    try:
+        if report_path is not None:
+            report_path.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")
+        if chart_path is not None:
+            title = f"{high.variant}, {settings.width}x{settings.height}x{settings.num_frames}, {placement.device}"
+            draw(record, chart_path, title)
+    except OSError as error:
+        raise OutputError(
+            "output_unwritable",
+            "save",
+            f"the video is finished, {settings.out}, but its report or chart cannot be written: {error}",
+            "Give another <report> or <chart>",
+        ) from error
     tell(record.table())
     for path in (settings.out, chart_path, report_path):
         if path is not None:
@@ -158,9 +168,8 @@ def explained(placement: Placement, record: MemoryRecord) -> Generator[None]:
 
 def _check(files: ModelFiles, vae: Identity, text_encoder: Identity) -> list[Identity]:
     """The transformers' identities, once they are known to belong together and with the rest."""
-    paths = [files.high] if files.low is None else [files.high, files.low]
     identities: list[Identity] = []
-    for path in paths:
+    for _, path in files.transformers:
         with open_checkpoint(path) as checkpoint:
             identities.append(checkpoint.identity)
     for role, identity, kind in (("vae", vae, "vae"), ("text_encoder", text_encoder, "text_encoder")):

@@ -93,6 +93,7 @@ def check(result, *parts: str):
         (["--out", "no/such/folder/a.mp4"], ["does not exist"]),
         (["--out", "/proc/wanfit.mp4"], ["[output_unwritable]"]),
         (["--report", "no/such/r.json"], ["--report"]),
+        (["--report", "/proc"], ["--report /proc is a folder"]),
         (["--frames", "100000001", "--width", "2048", "--height", "2048"], ["MiB free", "may need"]),
         (["--model", "no-such-folder"], ["[file_missing]", "no-such-folder"]),
     ],
