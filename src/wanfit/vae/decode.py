@@ -11,10 +11,9 @@ from ..errors import TilingError
 from .adapters import describe
 from .download import Download
 from .job import TilePlan
-from .layers import VaeModel
 from .ops import WeightReader, module_weights
-from .passes import BeforeStep, Step, TileReport, device_of, first_alone, run_tiles, run_whole
-from .runner import Settings, StageRunner, Workspace
+from .passes import BeforeStep, Setup, TileReport, device_of, first_alone, run_tiles, run_whole
+from .runner import StageRunner, Workspace
 from .sinks import FrameSink, Rect
 from .spool import HOST_BYTES, Spool
 from .windows import frames_between, whole_frame
@@ -64,31 +63,18 @@ def decode(
             "Look at the sampling before it: a 16-bit overflow or a wrong model file",
         )
     model = describe(vae)
-    work = _Decode(
-        vae, model, plan, sink, device or device_of(model.decoder), host_bytes, spool_directory, before_step, read
-    )
+    target = device or device_of(model.decoder)
+    work = _Decode(Setup(vae, model, plan, target, host_bytes, spool_directory, before_step, read), sink)
     with torch.no_grad():
         return work.run(latents)
 
 
 class _Decode:
-    def __init__(
-        self,
-        vae: Any,
-        model: VaeModel,
-        plan: TilePlan,
-        sink: FrameSink,
-        device: torch.device,
-        host_bytes: int,
-        directory: Path | None,
-        before_step: BeforeStep | None,
-        read: WeightReader,
-    ) -> None:
-        self.vae, self.model, self.plan, self.sink, self.device = vae, model, plan, sink, device
-        self.host_bytes, self.directory, self.before_step = host_bytes, directory, before_step
-        self.settings = Settings(plan.chunk, plan.channels_last, plan.fold_time, read)
-        self.whole, self.tiled = model.decoder[: plan.split], model.decoder[plan.split :]
-        self.frames = frames_between(self.whole, plan.shape[2])
+    def __init__(self, setup: Setup, sink: FrameSink) -> None:
+        self.setup, self.sink = setup, sink
+        self.model, self.plan, self.device, self.settings = setup.model, setup.plan, setup.device, setup.settings
+        self.whole, self.tiled = self.model.decoder[: self.plan.split], self.model.decoder[self.plan.split :]
+        self.frames = frames_between(self.whole, self.plan.shape[2])
         self.buffers: tuple[Workspace, torch.Tensor] | None = None
         self.report = TileReport()
         self.item = 0
@@ -106,10 +92,10 @@ class _Decode:
         )
         plan = self.plan
         for self.item in range(batch):
-            with Spool(self.host_bytes, self.directory, pinned=self.device.type == "cuda") as features:
+            with self.setup.spool() as features:
                 run_whole(plan, lambda rows: self._whole(latents, features, rows), height * width)
                 plan = run_tiles(
-                    self.vae,
+                    self.setup.vae,
                     plan,
                     lambda grid, row, column: self._tile(features, grid, row, column),
                     self._release,
@@ -118,10 +104,6 @@ class _Decode:
                 self._release()
                 self.report.spooled_bytes += features.file_bytes
         return self.report
-
-    def _announce(self, tile: tuple[int, int] | None, frame: int, frames: int) -> None:
-        if self.before_step is not None:
-            self.before_step(Step(self.item, tile, frame, frames))
 
     def _whole(self, latents: torch.Tensor, features: Spool, query_rows: int) -> None:
         """Everything before the tiles, one latent frame at a time, into `features`."""
@@ -139,7 +121,7 @@ class _Decode:
                 count += 1
 
         for frame in range(frames):
-            self._announce(None, frame, frames)
+            self.setup.announce(self.item, None, frame, frames)
             step = latents[self.item : self.item + 1, :, frame : frame + 1]
             runner.decode(step.to(device=self.device, dtype=self.plan.dtype), emit)
 
@@ -164,7 +146,7 @@ class _Decode:
 
         try:
             for start, end in first_alone(self.frames, plan.chunk):
-                self._announce((row, column), start, self.frames)
+                self.setup.announce(self.item, (row, column), start, self.frames)
                 for place, number in zip(staging, range(start, end), strict=False):
                     features.load(number, place)
                 x = staging[: end - start, :, slice(*window[0]), slice(*window[1])]

@@ -11,10 +11,9 @@ import torch
 from ..errors import InputError
 from .adapters import describe
 from .job import TilePlan
-from .layers import VaeModel
 from .ops import WeightReader, module_weights
-from .passes import BeforeStep, Step, TileReport, device_of, first_alone, run_tiles, run_whole
-from .runner import Settings, StageRunner, Workspace
+from .passes import BeforeStep, Setup, TileReport, device_of, first_alone, run_tiles, run_whole
+from .runner import StageRunner, Workspace
 from .spool import HOST_BYTES, Spool
 from .windows import Interval, frames_between, time_step, whole_frame
 
@@ -61,30 +60,19 @@ def encode(
         raise InputError("image_invalid", "encode", "<video> holds NaN or infinite values", "Give frames in [-1, 1]")
     model = describe(vae)
     target = device or device_of(model.encoder)
-    work = _Encode(vae, model, plan, target, host_bytes, spool_directory, before_step, read)
+    work = _Encode(Setup(vae, model, plan, target, host_bytes, spool_directory, before_step, read))
     with torch.no_grad():
         mean, logvar = work.run(video).chunk(2, dim=1)
     return EncodedVideo(mean, logvar, work.report)
 
 
 class _Encode:
-    def __init__(
-        self,
-        vae: Any,
-        model: VaeModel,
-        plan: TilePlan,
-        device: torch.device,
-        host_bytes: int,
-        directory: Path | None,
-        before_step: BeforeStep | None,
-        read: WeightReader,
-    ) -> None:
-        self.vae, self.model, self.plan, self.device = vae, model, plan, device
-        self.host_bytes, self.directory, self.before_step = host_bytes, directory, before_step
-        self.settings = Settings(plan.chunk, plan.channels_last, plan.fold_time, read)
-        self.tiled, self.whole = model.encoder[: plan.split], model.encoder[plan.split :]
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.model, self.plan, self.device, self.settings = setup.model, setup.plan, setup.device, setup.settings
+        self.tiled, self.whole = self.model.encoder[: self.plan.split], self.model.encoder[self.plan.split :]
         self.step = time_step(self.tiled)
-        self.frames = frames_between(self.tiled, plan.shape[2])
+        self.frames = frames_between(self.tiled, self.plan.shape[2])
         self.workspace: Workspace | None = None
         self.report = TileReport()
         self.item = 0
@@ -95,7 +83,7 @@ class _Encode:
         items: list[torch.Tensor] = []
         for self.item in range(plan.shape[0]):
             self.finished = []
-            with Spool(self.host_bytes, self.directory, pinned=self.device.type == "cuda") as features:
+            with self.setup.spool() as features:
                 plan = self._tiles(video, features, plan)
                 items.append(self._rest(features))
                 self.report.spooled_bytes += features.file_bytes
@@ -103,7 +91,7 @@ class _Encode:
 
     def _tiles(self, video: torch.Tensor, features: Spool, plan: TilePlan) -> TilePlan:
         plan = run_tiles(
-            self.vae,
+            self.setup.vae,
             plan,
             lambda grid, row, column: self._tile(video, features, grid, row, column),
             self._release,
@@ -128,10 +116,6 @@ class _Encode:
         row, column = whole_frame(self.tiled, self.plan.shape[3] // patch, self.plan.shape[4] // patch)
         return row.core[1], column.core[1]
 
-    def _announce(self, tile: tuple[int, int] | None, frame: int, frames: int) -> None:
-        if self.before_step is not None:
-            self.before_step(Step(self.item, tile, frame, frames))
-
     def _release(self) -> None:
         self.workspace = None
 
@@ -147,7 +131,7 @@ class _Encode:
         left, right = (edge * patch for edge in columns.stages[0].window)
         count = 0
         for start, end in first_alone(frames, self.step):
-            self._announce((row, column), start, frames)
+            self.setup.announce(self.item, (row, column), start, frames)
             part = video[self.item : self.item + 1, :, start:end, top:bottom, left:right]
             pixels = _patches(part.to(device=self.device, dtype=plan.dtype), patch)
             for frame in runner.encode(pixels)[0].unbind(1):
@@ -165,7 +149,7 @@ class _Encode:
         channels = self.whole[0].inputs
         results: list[torch.Tensor] = []
         for frame in range(self.frames):
-            self._announce(None, frame, self.frames)
+            self.setup.announce(self.item, None, frame, self.frames)
             x = torch.empty(1, channels, 1, height, width, dtype=self.plan.dtype, device=self.device)
             for rows, columns in self.finished:
                 shape = (channels, rows[1] - rows[0], columns[1] - columns[0])

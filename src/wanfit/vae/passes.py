@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +12,11 @@ import torch
 from ..errors import BudgetError
 from ..memory.purge import drop_cached_blocks
 from .job import TilePlan
-from .layers import Stage, modules_of
+from .layers import Stage, VaeModel, modules_of
+from .ops import WeightReader
 from .plan import tighter
+from .runner import Settings
+from .spool import Spool
 from .windows import Interval
 
 _FEWEST_QUERIES = 256
@@ -36,6 +40,32 @@ class Step:
 
 BeforeStep = Callable[[Step], None]
 """Called before each step; what it raises ends the run. `torch.OutOfMemoryError` is treated as a real one."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a decode or encode works with: the arguments of `decode`, and the description of the VAE."""
+
+    vae: Any
+    model: VaeModel
+    plan: TilePlan
+    device: torch.device
+    host_bytes: int
+    spool_directory: Path | None
+    before_step: BeforeStep | None
+    read: WeightReader
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(self.plan.chunk, self.plan.channels_last, self.plan.fold_time, self.read)
+
+    def spool(self) -> Spool:
+        """For the features between the two parts."""
+        return Spool(self.host_bytes, self.spool_directory, pinned=self.device.type == "cuda")
+
+    def announce(self, item: int, tile: tuple[int, int] | None, frame: int, frames: int) -> None:
+        if self.before_step is not None:
+            self.before_step(Step(item, tile, frame, frames))
 
 
 @dataclass

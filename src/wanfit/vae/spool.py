@@ -46,11 +46,6 @@ class Spool:
         """Bytes written to the temporary file so far."""
         return self._end
 
-    @property
-    def memory_bytes(self) -> int:
-        """Host memory taken so far."""
-        return self._held
-
     def __enter__(self) -> Spool:
         return self
 
