@@ -28,6 +28,7 @@ CODES: Mapping[str, str] = {
     "image_invalid": "the image cannot be read or used",
     "image_unexpected": "an image was given to a model that takes none",
     "image_missing": "the model needs an image and none was given",
+    "audio_invalid": "the sound has channels or values that cannot be encoded",
     "part_unsupported": "an object of another kind, or in a state that WanFit cannot take over, was given",
     "part_missing": "a part of the model is not given",
     "part_ambiguous": "a folder holds several files for one part of the model",

@@ -8,8 +8,8 @@ import av
 import pytest
 import torch
 
-from wanfit.errors import OutputError
-from wanfit.pipeline.video import VideoWriter
+from wanfit.errors import InputError, OutputError
+from wanfit.pipeline.video import Audio, VideoWriter
 
 FRAMES = torch.stack([torch.full((32, 64, 3), 40 * index, dtype=torch.uint8) for index in range(5)])
 
@@ -27,6 +27,39 @@ def test_frames_come_back_in_order(tmp_path):
         levels = [frame.to_ndarray(format="rgb24").mean() for frame in container.decode(video=0)]
     # x264 at CRF 17 and the RGB-YUV conversion move a flat grey by a few levels.
     assert levels == pytest.approx([0, 40, 80, 120, 160], abs=5)
+
+
+def test_colours_come_back_and_are_said_to_be_bt709(tmp_path):
+    colour = torch.tensor([200, 40, 90], dtype=torch.uint8)
+    with writer(tmp_path / "a.mp4") as video:
+        video.write(colour.expand(5, 32, 64, 3))
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        codec = container.streams.video[0].codec_context
+        assert (codec.colorspace, codec.color_primaries, codec.color_trc, codec.color_range) == (1, 1, 1, 1)
+        middle = next(container.decode(video=0)).to_ndarray(format="rgb24")[16, 32]
+    assert middle.tolist() == pytest.approx(colour.tolist(), abs=3)
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(44100, 1.0), (44100, 0.1), (12345, 1.0)])
+def test_sound_goes_beside_the_frames_and_ends_with_them(tmp_path, rate, seconds):
+    """A rate that AAC does not know is resampled; AAC's frames of 1024 samples round the length up."""
+    tone = torch.sin(torch.arange(int(rate * seconds)) * (440 * 6.2832 / rate)).expand(2, -1)
+    video = VideoWriter(tmp_path / "a.mp4", width=64, height=32, fps=16, num_frames=5, audio=Audio(tone, rate))
+    with video:
+        video.write(FRAMES)
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        sound = container.streams.audio[0]
+        frames = [frame.to_ndarray() for frame in container.decode(sound)]
+        assert sound.layout.name == "stereo" and sound.rate == (44100 if rate == 44100 else 48000)
+        length = sum(part.shape[1] for part in frames) / sound.rate
+    assert length == pytest.approx(min(seconds, 5 / 16), abs=2 * 1024 / 44100)
+    assert 0.5 < max(abs(part).max() for part in frames) < 1.5
+
+
+@pytest.mark.parametrize("waveform", [torch.zeros(3, 10), torch.zeros(10), torch.tensor([[0.0, float("nan")]])])
+def test_sound_that_cannot_be_encoded(waveform):
+    with pytest.raises(InputError, match="audio_invalid"):
+        Audio(waveform, 44100)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
