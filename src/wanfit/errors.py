@@ -60,6 +60,7 @@ CODES: Mapping[str, str] = {
     "budget_exceeded": "the run needs more memory than it was given",
     "output_unwritable": "the output cannot be written",
     "resume_mismatch": "the checkpoints are of another run",
+    "memory_low": "memory is about to run out and the run has nothing left to give up",
     "run_failed": "the run failed for a cause outside of the input, such as memory that is full",
     "nan_in_latents": "the latents became NaN or infinite",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,24 @@ class GroupLimit:
 
 def available_bytes() -> int:
     """Host memory that can be taken without swapping; a container's limit (cgroup v1 and v2) is respected."""
-    return min([psutil.virtual_memory().available, *(limit.room for limit in group_limits())])
+    return _available(group_limits())
+
+
+class HostRoom:
+    """`available_bytes` for one who asks often: which control groups have a limit is found out once."""
+
+    def __init__(self) -> None:
+        limits = group_limits()
+        self._groups = [limit.path for limit in limits]
+        self.installed = min([psutil.virtual_memory().total, *(limit.limit for limit in limits)])
+        """Bytes of RAM, or of the smallest limit."""
+
+    def available(self) -> int:
+        return _available([limit for group in self._groups if (limit := _limit(group)) is not None])
+
+
+def _available(limits: Iterable[GroupLimit]) -> int:
+    return min([psutil.virtual_memory().available, *(limit.room for limit in limits)])
 
 
 def group_limits(root: Path = CGROUP, proc: Path = PROC) -> list[GroupLimit]:

@@ -142,6 +142,11 @@ class HostBlocks:
         elif place is not None:
             place.last_copy = marker
 
+    def shrink(self) -> int:
+        """Keep half as many blocks from now on; returns the bytes given back."""
+        self._settle()
+        return self.cache.halve()
+
     def release(self) -> None:
         """Give all host memory back. No copy to the device may be under way."""
         self._settle()

@@ -115,6 +115,26 @@ class HostCache:
                 self._kept.pop(lost.key)
         self._slabs.remove(place.slab)
 
+    def halve(self) -> int:
+        """Give back half of the buffers that were taken, and all that were not; returns the bytes. Nothing is read now.
+
+        Their blocks have no place from then on.
+        """
+        taken = [slab for slab in self._slabs if slab.buffer is not None]
+        lost = set(self._slabs) - set(taken[: len(taken) // 2])
+        for place in [p for p in self._places if p.slab in lost]:
+            if place.last_copy is not None:
+                place.last_copy.synchronize()
+            if place.key is not None:
+                self.drop(place.key)
+            self._places.remove(place)
+        self._slabs = [slab for slab in self._slabs if slab not in lost]
+        for slab in lost:
+            if slab.buffer is not None:
+                slab.buffer.close()
+                slab.buffer = None
+        return sum(slab.nbytes for slab in taken[len(taken) // 2 :])
+
     def close(self) -> None:
         """Forget all blocks and give the memory back; it is taken again when it is needed."""
         for place in self._places:

@@ -1,4 +1,5 @@
-"""Out of memory inside a forward: free, take the next tighter setting, run the forward again."""
+"""Out of memory inside a forward: free, take the next tighter setting, run the forward again. About to be: at the
+next block."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from typing import TypeVar
 import torch
 
 from ..blocks import ForwardSettings
-from ..errors import BudgetError
-from ..memory.purge import drop_cached_blocks
+from ..errors import BudgetError, RunError
+from ..memory.alarm import Alarm, Shortage
+from ..memory.purge import drop_cached_blocks, trim_heap
 from .store import BlockStore
 
 T = TypeVar("T")
@@ -21,18 +23,23 @@ PACKING_CHUNK = 1024
 SMALLEST_CHUNK = 256
 """Tokens. Below this a chunk is no longer what a forward's memory is made of."""
 
+_SMALLER = "Take a smaller <width> and <height>, fewer <num_frames>, or a smaller file"
+
 
 class Ladder:
     """Settings of a run, from those it was planned with to the tightest; it only ever goes down.
 
     First fewer blocks stay on the device, by half each time: the result stays the same to the last bit. Then the
     chunks get smaller, by half each time, and with them the groups of attention heads: the same up to rounding. At
-    1024 tokens q, k and v are packed in 8 bits (see `ForwardSettings`), then the chunks get smaller still.
+    1024 tokens q, k and v are packed in 8 bits (see `ForwardSettings`), then the chunks get smaller still. Where it is
+    RAM that is short, fewer blocks are kept there, by half each time; on the CPU the other rungs follow. While memory
+    is low and not yet out, q, k and v stay as they are.
 
     Args:
         settings: where to begin.
         store: whose resident blocks may go; None when there are none.
         on_step: told what was changed, for the log and the report.
+        alarm: asked before each block; None for out-of-memory errors alone.
     """
 
     def __init__(
@@ -40,10 +47,13 @@ class Ladder:
         settings: ForwardSettings,
         store: BlockStore | None = None,
         on_step: Callable[[str], None] | None = None,
+        alarm: Alarm | None = None,
     ) -> None:
         self.settings = settings
         self.steps: list[str] = []
-        self._store, self._on_step = store, on_step
+        self._store, self._on_step, self._alarm = store, on_step, alarm
+        self._cache_dropped = False
+        self._at_the_end: set[str] = set()
 
     def run(self, forward: Callable[[ForwardSettings], T]) -> T:
         """`forward(settings)`, again with tighter settings each time it runs out of memory.
@@ -66,26 +76,73 @@ class Ladder:
                     "denoise",
                     f"The forward ran out of memory in chunks of {self.settings.chunk_tokens} tokens with no block "
                     f"kept on the device ({what})",
-                    "Take a smaller <width> and <height>, fewer <num_frames>, or a smaller file",
+                    _SMALLER,
                 )
             drop_cached_blocks()
 
-    def _tighten(self) -> bool:
+    def next_block(self) -> ForwardSettings:
+        """Settings for the next block of the forward under way: one rung tighter when memory is about to run out.
+
+        Raises:
+            RunError: memory_low: almost nothing is left, and there is nothing tighter.
+        """
+        if self._alarm is not None:
+            for shortage in self._alarm.check():
+                self._relieve(shortage, self._alarm.device)
+        return self.settings
+
+    def _relieve(self, shortage: Shortage, device: torch.device) -> None:
+        if shortage.kind == "VRAM" and not self._cache_dropped:
+            drop_cached_blocks()  # what PyTorch keeps unused may be all that is missing: looked at again in a moment
+            self._cache_dropped = True
+            return
+        self._cache_dropped = False
+        if shortage.kind == "VRAM":
+            relieved = self._tighten(f" ({shortage})", exact=not shortage.urgent)
+            drop_cached_blocks()
+        else:
+            relieved = self._keep_less_in_ram(shortage) or (
+                device.type == "cpu" and self._tighten(f" ({shortage})", exact=not shortage.urgent)
+            )
+            trim_heap()
+        if relieved:
+            return
+        if shortage.urgent:
+            raise RunError(
+                "memory_low",
+                "denoise",
+                f"{shortage}, and there is nothing left that the run could give up: it stopped before it was ended",
+                ("Close other programs, or t" if shortage.kind == "RAM" else "T") + _SMALLER[1:],
+            )
+        if shortage.kind not in self._at_the_end:
+            self._at_the_end.add(shortage.kind)
+            self._log(f"nothing is left to give up ({shortage})")
+
+    def _keep_less_in_ram(self, shortage: Shortage) -> bool:
+        given = 0 if self._store is None else self._store.shrink_host()
+        if given:
+            self._log(f"blocks kept in RAM: {given / 2**30:.2f} GiB less ({shortage})")
+        return given > 0
+
+    def _tighten(self, why: str = "", *, exact: bool = False) -> bool:
+        """One rung; False when there is none. `exact`: none that changes the result beyond rounding."""
         resident = self._store.resident_count if self._store is not None else 0
         if self._store is not None and resident > 0:
             self._store.shrink(resident // 2)
-            self._log(f"blocks kept on the device: {resident} -> {resident // 2}")
+            self._log(f"blocks kept on the device: {resident} -> {resident // 2}{why}")
             return True
         chunk = self.settings.chunk_tokens
         if chunk <= PACKING_CHUNK and not self.settings.packed_attention:
+            if exact:
+                return False
             self.settings = dataclasses.replace(self.settings, packed_attention=True)
-            self._log("q, k and v: packed in 8 bits")
+            self._log(f"q, k and v: packed in 8 bits{why}")
             return True
         if chunk <= SMALLEST_CHUNK:
             return False
         smaller = max(SMALLEST_CHUNK, chunk // 2)
         self.settings = dataclasses.replace(self.settings, chunk_tokens=smaller)
-        self._log(f"tokens in a chunk: {chunk} -> {smaller}")
+        self._log(f"tokens in a chunk: {chunk} -> {smaller}{why}")
         return True
 
     def _log(self, step: str) -> None:

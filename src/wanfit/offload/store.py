@@ -110,6 +110,10 @@ class BlockStore:
         self._set_resident(min(self._resident_count, resident))
         self._slots.trim(self._resident)
 
+    def shrink_host(self) -> int:
+        """Keep half as many blocks in host memory from now on; returns the bytes given back, 0 when none are kept."""
+        return self._host.shrink()
+
     def release_device(self) -> None:
         """Give back all device memory, for the work after the sampling. The next block asked for takes it again."""
         self._lane.drain()

@@ -121,7 +121,7 @@ class LeanTransformer(WanTransformer3DModel):
             context = torch.cat([image_context, context], dim=1)
         modulation = TokenModulation(rows, lengths)
         for block in cast("Iterable[LeanBlock]", self.blocks):
-            block.settings = settings
+            block.settings = settings = self.ladder.next_block()
             tokens = block(tokens, context, modulation, rotary)
 
         patches = self._head(tokens, temb, lengths, settings.chunk_tokens)

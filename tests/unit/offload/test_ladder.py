@@ -15,7 +15,9 @@ from torch import nn
 from wan_blocks import block_weights, relative_error, shape_of, tiny_transformer
 
 from wanfit.blocks import ForwardSettings, LeanBlock, sdpa
-from wanfit.errors import BudgetError
+from wanfit.errors import BudgetError, RunError
+from wanfit.memory.alarm import Alarm, Margins
+from wanfit.memory.host import available_bytes
 from wanfit.offload import BlockStore, Ladder
 
 CPU = torch.device("cpu")
@@ -198,3 +200,59 @@ def test_other_errors_pass(error):
         ladder.run(forward)
     assert ladder.steps == []
     assert dataclasses.asdict(ladder.settings)["chunk_tokens"] == 4096
+
+
+class Ringing(Alarm):
+    """An alarm on the real counters of the host, with a margin that the test moves."""
+
+    def __init__(self, margin: int) -> None:
+        super().__init__(CPU, Margins(0, margin), interval_s=0)
+
+
+def test_the_alarm_tightens_one_rung_at_each_block_and_the_result_stays(model, file, inputs, latent):
+    """The margin is twice what is free: short, and not urgent. To the last bit where blocks go; here chunks do too."""
+    settings = ForwardSettings(chunk_tokens=4096)
+    with BlockStore([file], CPU, policy="resident", ram_budget=2**30) as store:
+        stack = Stack(store, model, settings)
+        expected = stack.run(latent, inputs, settings)
+        kept = store.report.host_bytes
+        assert kept > 0
+        ladder = Ladder(settings, store, alarm=Ringing(2 * available_bytes()))
+        tokens = latent.clone()
+        seen = []
+        for block in stack.blocks:
+            block.settings = ladder.next_block()
+            tokens = block(tokens, **inputs)
+            seen.append((store.report.host_bytes, store.resident_count, block.settings.chunk_tokens))
+    assert len(ladder.steps) == 4, "one rung a block"
+    assert seen[0][0] < kept and [row[1] for row in seen] == [4, 2, 1, 0]
+    assert "blocks kept in RAM" in ladder.steps[0] and "GiB of RAM are free" in ladder.steps[0]
+    assert torch.equal(tokens, expected)
+
+
+def test_packing_waits_until_it_is_urgent_and_the_end_is_said_once_or_stops():
+    ladder = Ladder(ForwardSettings(chunk_tokens=2048), alarm=Ringing(2 * available_bytes()))
+    for _ in range(4):
+        ladder.next_block()
+    assert ladder.settings.chunk_tokens == 1024 and not ladder.settings.packed_attention
+    assert [step.split(" (")[0] for step in ladder.steps] == [
+        "tokens in a chunk: 2048 -> 1024",
+        "nothing is left to give up",
+    ]
+    urgent = Ladder(ForwardSettings(chunk_tokens=2048), alarm=Ringing(2**50))
+    with pytest.raises(RunError, match="GiB of RAM are free") as caught:
+        for _ in range(10):
+            urgent.next_block()
+    assert caught.value.code == "memory_low"
+    assert urgent.settings.chunk_tokens == 256 and urgent.settings.packed_attention
+
+
+def test_blocks_that_lost_their_place_in_ram_are_read_again(file, model, inputs, latent):
+    settings = ForwardSettings(chunk_tokens=4096)
+    with BlockStore([file], CPU, policy="stream", ram_budget=2**30) as store:
+        stack = Stack(store, model, settings)
+        expected = stack.run(latent, inputs, settings)
+        while store.shrink_host():
+            assert torch.equal(stack.run(latent, inputs, settings), expected)
+        assert store.report.host_bytes <= 2 * store.report.slot_bytes, "the ring alone"
+        assert torch.equal(stack.run(latent, inputs, settings), expected)
