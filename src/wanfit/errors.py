@@ -84,6 +84,11 @@ class WanFitError(Exception):
         self.code, self.stage, self.what, self.change = code, stage, what, change
         super().__init__(self.render({}))
 
+    def add_change(self, text: str) -> None:
+        """Something else that the user can do, known further up."""
+        self.change = f"{self.change}. {text}" if self.change else text
+        self.args = (self.render({}),)
+
     def render(self, names: Mapping[str, str]) -> str:
         """The message in the words of one front end: `names` maps `num_frames` to `--frames`, `length` ..."""
         text = f"[{self.code}] {self.what} (stage: {self.stage})."

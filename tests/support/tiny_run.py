@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from wanfit.checkpoint import VARIANTS, open_checkpoint
+from wanfit.memory.alarm import Alarm
 from wanfit.memory.parts import transformer_part, vae_part
 from wanfit.memory.plan import Model
 from wanfit.memory.presets import text_preset
@@ -18,6 +19,7 @@ from wanfit.pipeline.loras import LoraChoice, load_loras
 from wanfit.pipeline.placement import Placement, choose_placement
 from wanfit.pipeline.plan import plan_run
 from wanfit.pipeline.request import Request, Settings, settle
+from wanfit.pipeline.resume import Progress
 from wanfit.pipeline.vae import load_vae
 
 SIZE = {"width": 64, "height": 48, "num_frames": 5, "steps": 3}
@@ -57,6 +59,8 @@ def latents_of(
     placement: Placement,
     stages: list[str] | None = None,
     loras: Sequence[LoraChoice] = (),
+    progress: Progress | None = None,
+    alarm: Alarm | None = None,
 ) -> Any:
     """The latents of one run, on the CPU."""
     with open_checkpoint(files.high) as checkpoint:
@@ -66,7 +70,10 @@ def latents_of(
     seen = stages if stages is not None else []
     patches = load_loras(loras, files.transformers).patches
     plan = plan_run(model_of(files), settings, placement, patches)
-    return denoise(files, settings, placement, plan, context(settings), vae, seen.append, print, expand, patches)
+    embeddings = context(settings)
+    return denoise(
+        files, settings, placement, plan, embeddings, vae, seen.append, print, expand, patches, progress, alarm
+    )
 
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:

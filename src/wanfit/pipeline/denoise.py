@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..errors import WanFitError
+from ..memory.alarm import Alarm
 from ..memory.plan import Plan
 from ..memory.purge import empty_device_cache
 from .decode import TiledVae
@@ -17,6 +18,7 @@ from .files import ModelFiles
 from .loras import ModelPatches
 from .placement import Placement
 from .request import Settings
+from .resume import Progress
 from .wan import make_pipeline
 
 
@@ -31,6 +33,8 @@ def denoise(
     tell: Callable[[str], None],
     expand_timesteps: bool,
     patches: Sequence[ModelPatches] = (),
+    progress: Progress | None = None,
+    alarm: Alarm | None = None,
 ) -> torch.Tensor:
     """Run the pipeline's loop over both experts.
 
@@ -41,8 +45,10 @@ def denoise(
         begin: called with the name of each stage before it begins.
         tell: called with what a person wants to know meanwhile.
         patches: LoRAs, for each transformer in the order in which they run; empty for none.
+        progress: told of each step; says which steps are done already.
+        alarm: None for the usual one.
     Returns: latents (1, C, T, h, w) float32, normalised as the transformer sees them.
-    Raises: WanFitError nan_in_latents.
+    Raises: WanFitError nan_in_latents. RunError memory_low.
     """
 
     def on_switch(name: str) -> None:
@@ -50,7 +56,7 @@ def denoise(
         empty_device_cache(placement.device)
         begin(f"denoise {name}".strip())
 
-    def check_latents(_: Any, step: int, __: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def after_step(pipeline: Any, step: int, _: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if not bool(torch.isfinite(tensors["latents"]).all()):
             raise WanFitError(
                 "nan_in_latents",
@@ -58,6 +64,8 @@ def denoise(
                 f"the latents became NaN or infinite in step {step + 1} of {settings.steps}",
                 f"Try another <dtype> than {str(placement.dtype).removeprefix('torch.')}, or another model file",
             )
+        if progress is not None:
+            tensors["latents"] = progress.after_step(tensors["latents"], pipeline.scheduler)
         return tensors
 
     experts = Experts(
@@ -65,12 +73,16 @@ def denoise(
         placement,
         plan,
         on_switch,
-        lambda step: tell(f"out of memory, going on with less: {step}"),
+        lambda step: tell(f"memory is short, going on with less: {step}"),
         patches,
+        alarm or Alarm(placement.device),
     )
+    if progress is not None:
+        for expert in experts.experts:
+            expert.transformer.skip = lambda: progress.skipping
     try:
         pipeline = make_pipeline(settings, experts, vae, placement.device, expand_timesteps)
-        inputs: dict[str, Any] = {"callback_on_step_end": check_latents}
+        inputs: dict[str, Any] = {"callback_on_step_end": after_step}
         if settings.image is not None:
             inputs["image"] = settings.image
         if settings.last_image is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..blocks import ForwardSettings, WeightSource
 from ..checkpoint import Checkpoint, open_checkpoint
+from ..memory.alarm import Alarm
 from ..memory.plan import Plan
 from ..memory.purge import empty_device_cache
 from ..offload import BlockStore, Ladder, MappedBlocks
@@ -35,8 +36,9 @@ class Experts:
         paths: (name, file) of each, in the order in which they run: high, then low.
         plan: says the chunk, what the blocks may take of device and host memory, and where LoRAs stay.
         on_switch: called with an expert's name before its weights are read.
-        on_tighter: told when a forward ran out of memory and what was tightened.
+        on_tighter: told what was tightened because memory was out, or about to be.
         patches: LoRAs, in the order of `paths`; empty for none.
+        alarm: asked before each block.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Experts:
         on_switch: Callable[[str], None],
         on_tighter: Callable[[str], None],
         patches: Sequence[ModelPatches] = (),
+        alarm: Alarm | None = None,
     ) -> None:
         self._placement, self._on_switch = placement, on_switch
         self.experts: list[Expert] = []
@@ -64,7 +67,7 @@ class Experts:
                     vram_budget=plan.weights_budget,
                     ram_budget=plan.ram_budget,
                 )
-            ladder = Ladder(settings, self.store, on_tighter)
+            ladder = Ladder(settings, self.store, on_tighter, alarm)
             for index, ((name, _), checkpoint) in enumerate(zip(paths, files, strict=True)):
                 source: WeightSource = (
                     MappedBlocks(checkpoint, placement.device) if self.store is None else self.store.source(index)

@@ -32,10 +32,13 @@ class LeanTransformer(WanTransformer3DModel):
     ladder: Ladder
     before_forward: Callable[[LeanTransformer], None] | None = None
     """Called at the start of each forward: where the expert that is about to run is brought in."""
+    skip: Callable[[], bool] | None = None
+    """Says whether the result of a forward does not matter, as in the steps that a resumed run passes through."""
     patches: ModelPatches | None = None
     """LoRAs, applied from the next `load_rest` on."""
     keep_patches: bool = False
-    """Whether the LoRAs of the blocks stay on the device between `load_rest` and `release`."""
+    """Whether the LoRAs of the blocks stay on the device between `load_rest` and `release`; else they are streamed."""
+    block_patches: PatchStore | None = None
 
     def attach(self, source: WeightSource, shape: BlockShape, ladder: Ladder) -> None:
         """Replace the blocks by lean ones over `source`; `ladder` says how they run."""
@@ -89,6 +92,10 @@ class LeanTransformer(WanTransformer3DModel):
             raise InputError(
                 "tensor_mismatch", "denoise", f"attention_kwargs {sorted(attention_kwargs)} are not supported"
             )
+        if self.skip is not None and self.skip():
+            batch, _, *size = hidden_states.shape
+            nothing = hidden_states.new_zeros(batch, cast("Any", self.config).out_channels, *size)
+            return Transformer2DModelOutput(sample=nothing) if return_dict else (nothing,)
         if self.before_forward is not None:
             self.before_forward(self)
         output = self.ladder.run(
