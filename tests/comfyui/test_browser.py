@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comfy_names import FILE_INPUTS, tiny_name
-from comfy_workflow import load, widgets_of
+from comfy_names import tiny_name
+from comfy_workflow import load, to_prompt, widgets_of
 from comfyui_server import PACK, Server
 
 pytestmark = pytest.mark.browser
@@ -80,25 +80,22 @@ def test_opens_without_red_nodes_and_with_the_recipe(page: Any, server: Server, 
     assert len(nodes) == len(workflow["nodes"])
     assert all(node["known"] for node in nodes), [node["type"] for node in nodes if not node["known"]]
     assert not any(node["red"] for node in nodes)
-    info = server.get("/object_info")
+    prompt = to_prompt(workflow, server.get("/object_info"))
     shown = {str(node["id"]): node for node in nodes}
     for node in workflow["nodes"]:
         if node["type"].startswith("WanFit"):
-            expected = widgets_of(node, info[node["type"]])
+            expected = widgets_of(prompt, node["id"])
             actual = {name: shown[str(node["id"])]["widgets"][name] for name in expected}
             assert actual == expected, node["type"]
 
 
 def test_run_shows_the_probes_chart(page: Any, server: Server) -> None:
-    info = server.get("/object_info")
     workflow = load(PACK / "workflows" / "wan22_t2v_16gb.json")
     for node in workflow["nodes"]:
         if node["type"] == "MarkdownNote":
             continue
-        values = widgets_of(node, info[node["type"]])
-        for name in FILE_INPUTS:
-            if isinstance(values.get(name), str):
-                node["widgets_values"][list(values).index(name)] = tiny_name(values[name])
+        values = node["widgets_values"]
+        node["widgets_values"] = [tiny_name(v) if str(v).endswith((".safetensors", ".gguf")) else v for v in values]
         if node["type"] == "EmptyHunyuanLatentVideo":
             node["widgets_values"] = [64, 64, 5, 1]
         if node["type"] == "KSamplerAdvanced":
