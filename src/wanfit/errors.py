@@ -68,6 +68,11 @@ CODES: Mapping[str, str] = {
 _NAME = re.compile(r"<([a-z_0-9]+)>")
 
 
+def in_words(text: str, names: Mapping[str, str]) -> str:
+    """A text whose inputs are in angle brackets, in the words of one front end."""
+    return _NAME.sub(lambda match: names.get(match[1], match[1]), text)
+
+
 class WanFitError(Exception):
     """Base of all errors raised on purpose.
 
@@ -94,7 +99,7 @@ class WanFitError(Exception):
         text = f"[{self.code}] {self.what} (stage: {self.stage})."
         if self.change:
             text += f" {self.change}."
-        return _NAME.sub(lambda match: names.get(match[1], match[1]), text)
+        return in_words(text, names)
 
 
 class InputError(WanFitError):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..errors import in_words
 from .loras import read_lora
 from .words import FLAGS
 
@@ -81,6 +82,17 @@ def add_parser(commands: Any) -> None:
     )
     output = parser.add_argument_group("output / 输出")
     output.add_argument("--out", type=Path, required=True, metavar="FILE.mp4", help="the video / 输出视频")
+    output.add_argument(
+        "--resume", type=Path, metavar="FILE", help="go on from what the same command left / 从中断处继续"
+    )
+    output.add_argument(
+        "--save-every",
+        type=int,
+        default=1,
+        metavar="STEPS",
+        help="keep what is reached beside the video (20 MB or so) after so many steps, until it is finished (default: "
+        "1; 0: only when the run ends by an error or Ctrl-C)",
+    )
     output.add_argument("--report", type=Path, metavar="FILE.json", help="memory and settings of the run")
     output.add_argument("--chart", type=Path, metavar="FILE.png", help="memory over time, by stage / 内存曲线图")
     output.add_argument("--json", action="store_true", help="print the report on stdout, all else on stderr")
@@ -133,7 +145,9 @@ def run(options: argparse.Namespace) -> int:
         placement,
         report_path=options.report,
         chart_path=options.chart,
-        tell=lambda text: tqdm.write(text, file=stream),  # keeps clear of the progress bar
+        resume=options.resume,
+        save_every=options.save_every,
+        tell=lambda text: tqdm.write(in_words(text, FLAGS), file=stream),  # keeps clear of the progress bar
     )
     if options.json:
         print(json.dumps(report, indent=2))

@@ -20,6 +20,8 @@ FLAGS = {
     "fps": "--fps",
     "lora": "--lora",
     "out": "--out",
+    "resume": "--resume",
+    "save_every": "--save-every",
     "report": "--report",
     "chart": "--chart",
     "model": "--model",

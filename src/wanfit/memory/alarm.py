@@ -9,7 +9,9 @@ from typing import Literal
 
 import torch
 
+from ..errors import RunError
 from .host import HostRoom
+from .purge import drop_cached_blocks
 
 MIB = 2**20
 
@@ -86,3 +88,25 @@ class Alarm:
         if ram < self.margins.ram:
             found.append(Shortage("RAM", ram, self.margins.ram))
         return tuple(found)
+
+    def between_tiles(self) -> None:
+        """For a pass of the VAE, which begins within what is free: at the very last smaller tiles, or a stop.
+
+        Raises:
+            torch.OutOfMemoryError: to be taken for a real one, which halves the tiles that are not finished.
+            RunError: memory_low: RAM is almost full, which smaller tiles do not help.
+        """
+        for shortage in self.check():
+            if not shortage.urgent:
+                continue
+            if shortage.kind == "RAM":
+                raise RunError(
+                    "memory_low",
+                    "decode",
+                    f"{shortage}, and frames need more: the run stopped before it was ended",
+                    "Close other programs, or take a smaller <width> and <height>, or fewer <num_frames>",
+                )
+            drop_cached_blocks()
+            free, _ = torch.cuda.mem_get_info(self.device)
+            if free < STOP * shortage.margin:
+                raise torch.OutOfMemoryError(str(shortage))

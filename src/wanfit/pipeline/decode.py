@@ -9,6 +9,7 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.models.modeling_outputs import AutoencoderKLOutput
 
+from ..memory.alarm import Alarm
 from ..memory.device import free_bytes
 from ..memory.plan import plan_pass, with_margin
 from ..vae.config import denormalize
@@ -59,17 +60,22 @@ class TiledVae(AutoencoderKLWan):
         return AutoencoderKLOutput(latent_dist=distribution) if return_dict else (distribution,)
 
 
-def decode_to(vae: TiledVae, variant: str, latents: torch.Tensor, writer: VideoWriter) -> TileReport:
+def decode_to(
+    vae: TiledVae, variant: str, latents: torch.Tensor, writer: VideoWriter, alarm: Alarm | None = None
+) -> TileReport:
     """Decode into the video file, each frame as soon as it is complete.
 
     Args:
         latents: (1, C, T, h, w), normalised as the transformer sees them.
+        alarm: None for the usual one.
     Returns: the tile report.
+    Raises: as `vae.decode.decode`. RunError memory_low.
     Memory: `plan.memory` on the device, whatever the length; see `OrderedFrames` for the host.
     """
     plan = plan_tiles(vae, "decode", latents.shape)
     sink = OrderedFrames(lambda _item, _number, pixels: writer.write(pixels.unsqueeze(0)))
     try:
-        return decode(vae, denormalize(latents, variant), plan, sink)
+        watch = alarm or Alarm(vae.device)
+        return decode(vae, denormalize(latents, variant), plan, sink, before_step=lambda _: watch.between_tiles())
     finally:
         sink.close()

@@ -37,6 +37,7 @@ from .loras import load_loras
 from .placement import Placement
 from .plan import plan_run, read_model
 from .request import Request, Settings, settle
+from .resume import Progress, beside, facts_of
 from .text import encode_prompts, load_text_encoder, load_tokenizer, prompt_ids
 from .vae import load_vae
 from .video import VideoWriter
@@ -51,16 +52,23 @@ def generate(
     *,
     report_path: Path | None = None,
     chart_path: Path | None = None,
+    resume: Path | None = None,
+    save_every: int = 1,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Make one video.
 
     Args:
         report_path, chart_path: where the memory report (JSON) and its picture (PNG) go; None for nowhere.
-        tell: called with a line of text at each step that a person wants to see.
+        resume: the file that the same run left when it was broken off.
+        save_every: steps between two writes of such a file, beside the video; 0: when the run is broken off only.
+        tell: called with a line of text at each step that a person wants to see; inputs in angle brackets.
     Returns: the report.
-    Raises: WanFitError, RunError among them; nothing is left at `request.out` then, nor after an interrupt.
+    Raises: WanFitError, RunError among them; nothing is left at `request.out` then, nor after an interrupt; what was
+        reached is kept beside it.
     """
+    if save_every < 0:
+        raise InputError("number_invalid", "input", f"<save_every> is {save_every}", "Use 0 or more")
     for name, path in (("report", report_path), ("chart", chart_path)):
         if path is not None and not path.parent.is_dir():
             raise OutputError("output_unwritable", "input", f"the folder {path.parent} of <{name}> does not exist")
@@ -79,6 +87,13 @@ def generate(
         if settings.uses_guidance:
             prompts["negative_prompt"] = settings.negative_prompt
         lengths = [len(prompt_ids(tokenizer, prompt, name=name)) for name, prompt in prompts.items()]
+        facts = facts_of(files, request, settings, placement)
+        progress = Progress(resume or beside(settings.out), facts, settings.steps, tell, save_every)
+        if resume is not None:
+            progress.resume()
+        elif progress.path.exists():
+            tell(f"note: {progress.path} is of a run that was broken off; with <resume> it would go on from there")
+        stack.enter_context(progress)
         writer = stack.enter_context(
             VideoWriter(
                 settings.out,
@@ -120,7 +135,17 @@ def generate(
             vae.budget_bytes = plan.vae_budget
             nn.Module.to(vae, placement.device)
             latents = denoise(
-                files, settings, placement, plan, embeddings, vae, begin, tell, variant.expand_timesteps, loras.patches
+                files,
+                settings,
+                placement,
+                plan,
+                embeddings,
+                vae,
+                begin,
+                tell,
+                variant.expand_timesteps,
+                loras.patches,
+                progress,
             )
 
             begin("decode and save")

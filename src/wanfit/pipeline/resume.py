@@ -117,9 +117,10 @@ class Progress:
             if self._done > self._written:
                 self._write()
             if self._written:
-                self._tell(f"kept: {self._written} of {self._steps} steps, in {self.path}")
+                way = f"the same command with <resume> {self.path} goes on from there"
+                self._tell(f"kept: {self._written} of {self._steps} steps; {way}")
                 if isinstance(error, WanFitError):
-                    error.add_change(f"The same command with <resume> {self.path} goes on after step {self._written}")
+                    error.add_change(f"{self._written} steps are kept: {way}")
         self._state = None
 
     def _write(self) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import av
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -29,6 +30,11 @@ def command(models, out: Path, *more: str) -> list[str]:
     size = ["--width", "96", "--height", "64", "--frames", "9", "--steps", "4"]
     inputs = ["--model", str(models), "--image", str(BOAT), "--prompt", "a boat"]
     return ["generate", *inputs, *size, "--out", str(out), *more]
+
+
+def frames_of(path: Path) -> np.ndarray:
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24").astype(float) for frame in container.decode(video=0)])
 
 
 def test_an_image_and_a_prompt_become_a_video_with_a_report(models, tmp_path, capfd):
@@ -62,7 +68,7 @@ def test_json_goes_to_stdout_alone_and_the_same_seed_gives_the_same_file(models,
 
 @pytest.mark.skipif(os.name == "nt", reason="a process of its own cannot be sent Ctrl-C alone on Windows")
 @pytest.mark.parametrize("stage", ["denoise high", "decode and save"])
-def test_ctrl_c_leaves_no_half_file(models, tmp_path, stage):
+def test_ctrl_c_leaves_no_half_video_and_what_was_reached(models, tmp_path, stage):
     arguments = command(models, tmp_path / "a.mp4", "--frames", "33", "--steps", "40" if "denoise" in stage else "2")
     process = subprocess.Popen(
         [sys.executable, "-m", "wanfit", *arguments],
@@ -75,9 +81,54 @@ def test_ctrl_c_leaves_no_half_file(models, tmp_path, stage):
     for line in process.stdout:
         if line.strip() == f"stage: {stage}":
             break
+    kept = tmp_path / "a.resume.safetensors"
+    while process.poll() is None and not kept.exists():
+        time.sleep(0.01)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    told, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "interrupted" in said and "Traceback" not in said
+    assert f"the same command with --resume {kept} goes on from there" in told
+    assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no kill -9 on Windows")
+def test_a_killed_run_goes_on_to_the_same_video(models, tmp_path, capfd):
+    """kill -9 in the middle: the file from the last step is whole, and the video is the undisturbed one's.
+
+    The latents are equal to the last bit (tests/unit/pipeline/test_resume.py). Another seed is 20 of 255 away.
+    """
+    more = ("--frames", "5", "--steps", "30")
+    assert main(command(models, tmp_path / "whole.mp4", *more)) == 0
+    out, kept = tmp_path / "a.mp4", tmp_path / "a.resume.safetensors"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "wanfit", *command(models, out, *more)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    while process.poll() is None and not kept.exists():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    process.kill()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, "it was finished before it was killed"
+    assert kept.exists() and not out.exists()
+    capfd.readouterr()
+    assert main(command(models, out, *more, "--seed", "1", "--resume", str(kept))) == 2
+    assert "seed was 0 and is 1" in capfd.readouterr().err
+    assert main([*command(models, out, *more), "--resume", str(kept)]) == 0
+    assert "of 30 steps are done" in capfd.readouterr().out
+    assert np.abs(frames_of(out) - frames_of(tmp_path / "whole.mp4")).mean() < 3
+    assert not kept.exists()
+
+
+def test_resume_and_save_every_that_cannot_be(models, tmp_path, capfd):
+    for more, said in (
+        (("--resume", str(tmp_path / "no.safetensors")), "does not exist"),
+        (("--resume", str(BOAT)), "holds no progress"),
+        (("--save-every", "-1"), "--save-every is -1"),
+    ):
+        assert main(command(models, tmp_path / "a.mp4", *more)) == 2
+        assert said in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
