@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 from comfy_names import (  # noqa: E402
+    DEEP,
     HIGH,
     HIGH_FP8,
     HIGH_FP8_PLAIN,
@@ -70,6 +71,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_gguf(experts / LOW_GGUF, low, "Q4_K_M")
     write_plain(experts / T2V_HIGH, tiny_transformer("t2v-a14b", seed=3), dtype=bf16)
     write_plain(experts / T2V_LOW, tiny_transformer("t2v-a14b", seed=4), dtype=bf16)
+    write_plain(experts / DEEP, tiny_transformer("t2v-a14b", seed=7, num_layers=8), dtype=bf16)
     write_plain(experts / TI2V, tiny_transformer("ti2v-5b", seed=5), dtype=bf16)
     write_plain(experts / WAN21, tiny_transformer("i2v-14b", seed=6), dtype=bf16)
     save_file(_lora(high), str(folder / "loras" / LORA))

@@ -39,3 +39,10 @@ def core_model(graph: Graph, name: str) -> list[Any]:
 
 def wanfit_model(graph: Graph, high: str, low: str = "none", dtype: str = "as stored") -> list[Any]:
     return graph.add("WanFitLoader", model_high=high, model_low=low, weight_dtype=dtype)
+
+
+def watched(
+    graph: Graph, model: list[Any], name: str, event: str, *, block: int, forward: int, times: int
+) -> list[Any]:
+    """The MODEL with a log of its blocks in output/<name>.txt, and `event` that many times from that block on."""
+    return graph.add("TestWatchBlocks", model=model, name=name, event=event, block=block, forward=forward, times=times)

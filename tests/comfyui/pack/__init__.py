@@ -1,12 +1,15 @@
-"""Nodes that only tests need: conditioning without a text encoder, tensors written as they are."""
+"""Nodes that only tests need: conditioning without a text encoder, tensors written as they are, accidents on demand."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import folder_paths
 import numpy as np
 import torch
+
+import nodes
 
 
 class TestConditioning:
@@ -87,4 +90,83 @@ def _difference_is_kept(args, extra):
     return {"img": before + (out["img"] - before)}
 
 
-NODE_CLASS_MAPPINGS = {cls.__name__: cls for cls in (TestConditioning, TestSaveTensor, TestLatent, TestBlockPatch)}
+class TestWatchBlocks:
+    """Writes down when blocks begin and end, and lets something happen in the middle of one."""
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "run"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        numbers = {name: ("INT", {"default": 0}) for name in ("block", "forward", "times")}
+        return {"required": {"model": ("MODEL",), "name": ("STRING", {}), "event": ("STRING", {}), **numbers}}
+
+    @classmethod
+    def IS_CHANGED(cls, **_):
+        return float("nan")
+
+    def run(self, model, **settings):
+        model = model.clone()
+        watch = Watch(**settings)
+        for index in range(len(model.model.diffusion_model.blocks)):
+            model.set_model_patch_replace(watch.around(index), "dit", "double_block", index)
+        model.model_options["transformer_options"]["optimized_attention_override"] = watch.attention
+        return (model,)
+
+
+class Watch:
+    def __init__(self, name, event, block, forward, times):
+        self.path = Path(folder_paths.get_output_directory()) / f"{name}.txt"
+        self.path.write_text("")
+        self.event, self.place, self.times = event, (forward, block), times
+        self.forward, self.block = -1, -1
+
+    def note(self, what):
+        with self.path.open("a") as file:
+            file.write(f"{what} {self.forward}.{self.block}\n")
+
+    def around(self, index):
+        def patch(args, extra):
+            self.forward, self.block = self.forward + (index == 0), index
+            self.note("start")
+            out = extra["original_block"](args)
+            self.note("end")
+            return out
+
+        return patch
+
+    def attention(self, function, *args, **kwargs):
+        if self.times and (self.forward, self.block) >= self.place:
+            self.times -= 1
+            self.note(self.event)
+            if self.event == "interrupt":
+                nodes.interrupt_processing()
+            else:
+                raise torch.OutOfMemoryError("CUDA out of memory. Injected by a test.")
+        return function(*args, **kwargs)
+
+
+class TestFillDevice:
+    """Takes the device's memory but for some GiB; below zero: gives it back."""
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "run"
+    CATEGORY = "test"
+    HELD: ClassVar = []
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "leave": ("FLOAT", {"default": 0.1, "min": -1})}}
+
+    def run(self, model, leave):
+        self.HELD.clear()
+        torch.cuda.empty_cache()
+        if leave >= 0:
+            free = torch.cuda.mem_get_info()[0] - int(leave * 2**30)
+            self.HELD.append(torch.empty(free, dtype=torch.uint8, device="cuda"))
+        return (model,)
+
+
+_ALL = (TestConditioning, TestSaveTensor, TestLatent, TestBlockPatch, TestWatchBlocks, TestFillDevice)
+NODE_CLASS_MAPPINGS = {cls.__name__: cls for cls in _ALL}
