@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 FORBIDDEN = {"subprocess", "pickle", "socket", "urllib", "requests", "http", "huggingface_hub", "ftplib", "ctypes.util"}
@@ -61,16 +63,34 @@ def test_the_pack_imports_itself_relatively() -> None:
                     assert (node.module or "").split(".")[0] not in ("wanfit", "nodes", "src"), name
 
 
+IMPORT_PACK = (
+    "import importlib.util, sys\n"
+    "spec = importlib.util.spec_from_file_location('pack', '__init__.py', submodule_search_locations=['.'])\n"
+    "module = importlib.util.module_from_spec(spec)\n"
+    "sys.modules['pack'] = module\n"
+    "spec.loader.exec_module(module)\n"
+    "assert module.WEB_DIRECTORY and module.comfy_entrypoint\n"
+)
+
+
 def test_importing_the_pack_is_cheap() -> None:
     """The root module brings in neither torch nor ComfyUI."""
-    code = (
-        "import importlib.util, sys\n"
-        "spec = importlib.util.spec_from_file_location('pack', '__init__.py', submodule_search_locations=['.'])\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "sys.modules['pack'] = module\n"
-        "spec.loader.exec_module(module)\n"
-        "assert module.WEB_DIRECTORY and module.comfy_entrypoint\n"
-        "print([n for n in ('torch', 'comfy', 'comfy_api', 'numpy') if n in sys.modules])\n"
-    )
+    code = IMPORT_PACK + "print([n for n in ('torch', 'comfy', 'comfy_api', 'numpy') if n in sys.modules])\n"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("version", "works"), [("0.3.63", False), ("0.3.64", True), ("0.33.0", True), ("1.0", True)])
+def test_a_core_that_is_too_old_is_told(tmp_path: Path, version: str, works: bool) -> None:
+    (tmp_path / "comfyui_version.py").write_text(f'__version__ = "{version}"\n')
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", IMPORT_PACK], cwd=ROOT, capture_output=True, text=True, env=env)
+    assert (result.returncode == 0) == works
+    if not works:
+        last = result.stderr.strip().splitlines()[-1]
+        assert last == f"ImportError: WanFit needs ComfyUI 0.3.64 or newer, and this is {version}. Update ComfyUI."
+
+
+def test_the_registry_is_told_the_same_minimum() -> None:
+    comfy = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["comfy"]
+    assert f'MINIMUM_COMFYUI = "{comfy["requires-comfyui"].removeprefix(">=")}"' in (ROOT / "__init__.py").read_text()
