@@ -181,14 +181,17 @@ class Server:
             body = answer.read()
         return json.loads(body) if body else None
 
-    def queue(self, prompt: Mapping[str, Any]) -> str:
+    def queue(self, prompt: Mapping[str, Any], client_id: str | None = None) -> str:
         """Queue a prompt in API format; returns its id.
+
+        Args:
+            client_id: of the websocket that is told about it.
 
         Raises:
             PromptFailed: it does not validate; details are the node errors.
         """
         try:
-            return self.post("/prompt", {"prompt": prompt, "client_id": uuid.uuid4().hex})["prompt_id"]
+            return self.post("/prompt", {"prompt": prompt, "client_id": client_id or uuid.uuid4().hex})["prompt_id"]
         except urllib.error.HTTPError as error:
             answer = json.loads(error.read())
             raise PromptFailed(json.dumps(answer, ensure_ascii=False), answer.get("node_errors") or answer) from error

@@ -112,7 +112,8 @@ def server(tree: Tree, tiny_models: Path, tmp_path_factory: pytest.TempPathFacto
         os.link(file, base / "models" / file.relative_to(tiny_models))
     write_plain(base / "models" / "vae" / VAE, tiny_vae(base_dim=96 if is_old(tree) else 16), dtype=torch.bfloat16)
     Image.linear_gradient("L").convert("RGB").save(base / "input" / "example.png")
-    with Server(tree, base, env={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}) as running:
+    options = ("--cpu", "--preview-method", "latent2rgb")
+    with Server(tree, base, options, env={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}) as running:
         yield running
 
 
