@@ -31,6 +31,7 @@ class WanFitVAEDecode(io.ComfyNode):
                     "take less VRAM and more time; the pixels stay the same.",
                 ),
             ],
+            hidden=[io.Hidden.unique_id],
             outputs=[io.Image.Output("IMAGE", display_name="image", tooltip="The frames, float32 in 0 to 1, in RAM.")],
         )
 
@@ -38,5 +39,5 @@ class WanFitVAEDecode(io.ComfyNode):
     def execute(cls, samples: dict[str, object], vae: object, tile_size: int) -> io.NodeOutput:
         from ._comfy import decode, errors
 
-        with errors.in_words_of(NAMES):
-            return io.NodeOutput(decode.images(samples, vae, tile_size))
+        with errors.in_words_of(NAMES, "decode"):
+            return io.NodeOutput(decode.images(samples, vae, tile_size, str(cls.hidden.unique_id)))

@@ -48,7 +48,9 @@ class WanFitLoader(io.ComfyNode):
             outputs=[
                 io.Model.Output("MODEL_HIGH", display_name="model_high", tooltip="MODEL for ComfyUI's own samplers."),
                 io.Model.Output(
-                    "MODEL_LOW", display_name="model_low", tooltip="The low-noise MODEL; blocked for none."
+                    "MODEL_LOW",
+                    display_name="model_low",
+                    tooltip="The low-noise MODEL; for none, an error where it is used.",
                 ),
                 io.String.Output("INFO", display_name="info", tooltip="What the files hold, in one line each."),
             ],
@@ -70,5 +72,5 @@ class WanFitLoader(io.ComfyNode):
     def execute(cls, model_high: str, model_low: str, weight_dtype: str) -> io.NodeOutput:
         from ._comfy import errors, load
 
-        with errors.in_words_of(NAMES):
+        with errors.in_words_of(NAMES, "load"):
             return io.NodeOutput(*load.experts(model_high, model_low, weight_dtype))

@@ -18,6 +18,9 @@ NAMES = {
     "shift": "shift",
     "save_every": "save_every",
     "resume": "resume",
+    "width": "width",
+    "height": "height",
+    "num_frames": "length",
     "latent_image": "latent_image",
     "positive": "positive",
     "negative": "negative",
@@ -174,7 +177,7 @@ class WanFitSampler(io.ComfyNode):
         from ._comfy import errors, sampler
         from ._comfy import resume as records
 
-        with errors.in_words_of(NAMES):
+        with errors.in_words_of(NAMES, "denoise"):
             settings = sampler.Settings(
                 add_noise=add_noise == "enable",
                 return_with_leftover_noise=return_with_leftover_noise == "enable",

@@ -54,5 +54,5 @@ class WanFitTextEncoderLoader(io.ComfyNode):
     def execute(cls, text_encoder: str, device: str) -> io.NodeOutput:
         from ._comfy import clip, errors
 
-        with errors.in_words_of(NAMES):
+        with errors.in_words_of(NAMES, "load"):
             return io.NodeOutput(clip.load(text_encoder, device))

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import comfy.model_management
 import comfy.ops
 import comfy.sd
 import comfy.utils
+import folder_paths
 import psutil
 import torch
+from safetensors.torch import save_file
 
-from ...src.wanfit.errors import InputError, TilingError
+from ...src.wanfit.errors import BudgetError, InputError, RunError, TilingError
+from ...src.wanfit.memory.alarm import Alarm
 from ...src.wanfit.vae.decode import decode
 from ...src.wanfit.vae.passes import Step
 from ...src.wanfit.vae.plan import TilePlan, plan_decode
 from ...src.wanfit.vae.sinks import HostFrames
+from . import errors
 
 _SMALLEST_TILE = 128
 
 
-def images(samples: dict[str, Any], vae: Any, tile_size: int) -> torch.Tensor:
+def images(samples: dict[str, Any], vae: Any, tile_size: int, node_id: str) -> torch.Tensor:
+    """As `_images`; when memory was not enough, the latent is kept in a file.
+
+    Raises: RunError: run_failed, memory_low.
+    """
+    try:
+        with errors.explained("decode"):
+            return _images(samples, vae, tile_size)
+    except (BudgetError, RunError) as error:
+        error.add_change(f"The latent is kept: LoadLatent offers {keep(samples, node_id)}")
+        raise
+
+
+def _images(samples: dict[str, Any], vae: Any, tile_size: int) -> torch.Tensor:
     """Frames (B * F, H, W, 3), float32 in 0 to 1, on the CPU.
 
     Args:
@@ -46,8 +64,22 @@ def images(samples: dict[str, Any], vae: Any, tile_size: int) -> torch.Tensor:
         budget = _free_bytes(device) + whole.memory.weights
         plan = plan_decode(model, latents.shape, dtype=dtype, device=device, budget_bytes=budget)
     sink = HostFrames(torch.float32, unit=True)
-    decode(model, latents, plan, sink, device=device, before_step=_progress(plan), read=_weights)
+    decode(model, latents, plan, sink, device=device, before_step=_progress(plan, Alarm(device)), read=_weights)
     return sink.frames.flatten(0, 1)
+
+
+def keep(samples: dict[str, Any], node_id: str) -> str:
+    """Write latents whose decode failed where core's LoadLatent finds them; returns the file's name.
+
+    One file for each node: the next one takes its place.
+    """
+    name = f"wanfit_decode_{''.join(letter if letter.isalnum() else '_' for letter in node_id)}.latent"
+    target = Path(folder_paths.get_input_directory()) / name
+    unfinished = target.with_suffix(".part")
+    latents = samples["samples"].detach().cpu().contiguous()
+    save_file({"latent_tensor": latents, "latent_format_version_0": torch.tensor([])}, unfinished)
+    unfinished.replace(target)
+    return name
 
 
 def _in_tiles(model: Any, latents: torch.Tensor, tile_size: int, whole: TilePlan) -> TilePlan:
@@ -72,11 +104,12 @@ def _free_bytes(device: torch.device) -> int:
     return max(0, int(comfy.model_management.get_free_memory(device) - reserve))
 
 
-def _progress(plan: TilePlan) -> Any:
+def _progress(plan: TilePlan, alarm: Alarm) -> Any:
     bar = comfy.utils.ProgressBar(plan.tiles + 1)
 
     def before(step: Step) -> None:
         comfy.model_management.throw_exception_if_processing_interrupted()
+        alarm.between_tiles()
         row, column = step.tile or (0, -1)
         bar.update_absolute(row * plan.grid[1] + column + 1, plan.tiles + 1)
 

@@ -13,9 +13,9 @@ import comfy.patcher_extension
 import torch
 
 from ...src.wanfit.checkpoint import Checkpoint
-from ...src.wanfit.errors import CheckpointError, InputError
+from ...src.wanfit.errors import BudgetError, CheckpointError, InputError, RunError
 from ...src.wanfit.quant import dequantize
-from . import conditions
+from . import conditions, errors, resume
 from .block import EngineBlock
 from .convert import Fp8Blocks
 from .patcher import EnginePatcher
@@ -73,7 +73,11 @@ def _around_sampling(executor: Callable[..., Any], *args: Any, **kwargs: Any) ->
     conditions.check(runtime.checkpoint.identity, args[1], guider.conds)
     runtime.preparing = weakref.proxy(patcher)
     try:
-        return executor(*args, **kwargs)
+        with errors.explained("denoise"):
+            return executor(*args, **kwargs)
+    except (BudgetError, RunError) as error:
+        error.add_change(resume.advice(patcher))
+        raise
     finally:
         runtime.preparing = None
         runtime.release()

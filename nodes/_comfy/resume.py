@@ -13,6 +13,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import comfy.patcher_extension
@@ -35,6 +36,16 @@ def open_answers(node_id: str, every: int, resume: bool) -> Answers | None:
         return None
     name = "".join(letter if letter.isalnum() else "_" for letter in node_id)
     return Answers(Path(folder_paths.get_output_directory()) / "wanfit_checkpoints" / name, every, resume)
+
+
+def advice(model: Any) -> str:
+    """What a person whose run was broken off can do, by whether its MODEL is recorded."""
+    kind = comfy.patcher_extension.WrappersMP.PREDICT_NOISE
+    if model.wrappers.get(kind, {}).get(_KEY):
+        return "What was sampled is kept: queue the same graph again with <resume> on"
+    return (
+        "This sampler kept nothing: WanFitSampler with save_every keeps each step, and goes on from there with resume"
+    )
 
 
 class Answers:
@@ -90,9 +101,17 @@ class Answers:
         clone.add_wrapper_with_key(kind, _KEY, self._answer)
         return clone
 
-    def finish(self) -> None:
-        """The run is complete: its record is not needed any more."""
-        self._remove()
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """A complete run needs its record no more; one that is broken off keeps all of it."""
+        if error is None:
+            self._remove()
+        else:
+            self._write()
 
     def _remove(self) -> None:
         try:
@@ -117,11 +136,7 @@ class Answers:
             if asked != expected:
                 raise self._mismatch(f"the latents of model call {number + 1}")
             return answer.to(x.device)
-        try:
-            answer = executor(x, timestep, *rest)
-        except BaseException:
-            self._write()
-            raise
+        answer = executor(x, timestep, *rest)
         if self._every:
             self._pending.append((asked, answer.detach().to("cpu", copy=True)))
             if len(self._pending) >= self._every:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from ...src.wanfit.blocks import (
     sdpa,
 )
 from ...src.wanfit.checkpoint import Checkpoint
+from ...src.wanfit.memory.alarm import Alarm
 from ...src.wanfit.offload import Ladder
 from ...src.wanfit.quant import StoredWeight
 from . import lora, options
@@ -63,6 +65,9 @@ class EngineRuntime:
         """The clone that is about to sample, while ComfyUI asks for `memory_required`."""
         self._expert = expert
         self._settings = ForwardSettings(CHUNK_TOKENS)
+        self._ladder: Ladder | None = None
+        self.alarm: Alarm | None = None
+        """Asked before each block; made for the first forward on a device."""
         self._model: weakref.ref[Any] | None = None
         self._source: tuple[torch.device, WeightSource] | None = None
         self._patches: tuple[Any, dict[int, BlockPatches]] = (None, {})
@@ -90,24 +95,27 @@ class EngineRuntime:
         self, executor: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
         """ComfyUI's DIFFUSION_MODEL wrapper: bring in the weights; on out-of-memory run again in less memory."""
-        if self._source is None or self._source[0] != x.device:
-            policy = self._policy()
-            budget = self._weight_budget(policy, x.device, x.shape)
-            self._source = x.device, self.placement.source(self._expert, x.device, policy, budget)
-            self._settings = ForwardSettings(CHUNK_TOKENS)
-        ladder = Ladder(self._settings, self.placement.store)
 
         def run(settings: ForwardSettings) -> torch.Tensor:
             self._settings = settings
             return executor(x, *args, **kwargs)
 
-        return ladder.run(run)
+        if self._source is None or self._source[0] != x.device:
+            policy = self._policy()
+            budget = self._weight_budget(policy, x.device, x.shape)
+            self._source = x.device, self.placement.source(self._expert, x.device, policy, budget)
+            self._settings = ForwardSettings(CHUNK_TOKENS)
+        if self.alarm is None or self.alarm.device != x.device:
+            self.alarm = Alarm(x.device)
+        self._ladder = Ladder(self._settings, self.placement.store, _say, self.alarm)
+        return self._ladder.run(run)
 
     @contextmanager
     def onload(self, index: int, device: torch.device, transformer_options: dict[str, Any]) -> Iterator[BlockCall]:
         """Everything for block `index`'s forward on `device`, patches of the clone in use applied."""
-        if self._source is None:
+        if self._source is None or self._ladder is None:
             raise RuntimeError("a block ran outside of its model's forward")
+        self._settings = self._ladder.next_block()
         patches = self._current_patches().get(index)
         settings = self._call_settings(transformer_options)
         with self._source[1].onload(index) as weights:
@@ -152,12 +160,12 @@ class EngineRuntime:
 
     def release(self) -> None:
         """Give up all device memory; the next forward takes it again."""
-        self._source = self._rotary = None
+        self._source = self._rotary = self._ladder = None
         self.placement.release_device()
 
     def release_host(self) -> int:
         """Give up copies of blocks in RAM too; returns their bytes."""
-        self._source = self._rotary = None
+        self._source = self._rotary = self._ladder = None
         return self.placement.release_host()
 
     def _activation_bytes(self, input_shape: Sequence[int]) -> int:
@@ -209,6 +217,10 @@ class EngineRuntime:
         attention = options.attention_of(transformer_options) if self._policy().attention == "comfyui" else sdpa
         check = comfy.model_management.throw_exception_if_processing_interrupted
         return dataclasses.replace(self._settings, attention=attention, check_interrupt=check)
+
+
+def _say(step: str) -> None:
+    logging.info("WanFit: memory is short, going on with less: %s", step)
 
 
 RUNTIMES: weakref.WeakSet[EngineRuntime] = weakref.WeakSet()

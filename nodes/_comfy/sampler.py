@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,33 +114,32 @@ def sample(
     if model_low is not None:
         stages.append((model_low, settings.cfg_low, max(schedule.switch, schedule.first), schedule.last))
     stages = [stage for stage in stages if stage[2] < stage[3]]
-    for number, (model, cfg, first, last) in enumerate(stages):
-        if number:
-            purge.release(stages[0][0], "this model")
-        (latent,) = core.common_ksampler(
-            model if answers is None else answers.over(model),
-            settings.seed,
-            settings.steps,
-            cfg,
-            settings.sampler_name,
-            settings.scheduler,
-            positive,
-            negative,
-            latent,
-            disable_noise=bool(number) or not settings.add_noise,
-            start_step=first,
-            last_step=last,
-            force_full_denoise=last == schedule.last and not settings.return_with_leftover_noise,
-        )
-        if not bool(torch.isfinite(latent["samples"]).all()):
-            raise WanFitError(
-                "nan_in_latents",
-                "denoise",
-                f"the latents became NaN or infinite in steps {first} to {last}",
-                "Try another model file, another LoRA strength, or ComfyUI's --force-fp32",
+    with nullcontext() if answers is None else answers:
+        for number, (model, cfg, first, last) in enumerate(stages):
+            if number:
+                purge.release(stages[0][0], "this model")
+            (latent,) = core.common_ksampler(
+                model if answers is None else answers.over(model),
+                settings.seed,
+                settings.steps,
+                cfg,
+                settings.sampler_name,
+                settings.scheduler,
+                positive,
+                negative,
+                latent,
+                disable_noise=bool(number) or not settings.add_noise,
+                start_step=first,
+                last_step=last,
+                force_full_denoise=last == schedule.last and not settings.return_with_leftover_noise,
             )
-    if answers is not None:
-        answers.finish()
+            if not bool(torch.isfinite(latent["samples"]).all()):
+                raise WanFitError(
+                    "nan_in_latents",
+                    "denoise",
+                    f"the latents became NaN or infinite in steps {first} to {last}",
+                    "Try another model file, another LoRA strength, or ComfyUI's --force-fp32",
+                )
     return latent, text
 
 
