@@ -2,6 +2,7 @@
 
     python scripts/dev.py bench dit --layouts fp8_scaled --sizes 480p 720p --policies stream resident
     python scripts/dev.py bench dit --peers resident group fp8_group
+    python scripts/dev.py bench dit --comfy COMFYUI_TREE --free-gib 12      ComfyUI's own model, in its own process
     python scripts/dev.py bench dit --free-gib 8 --experts 2 --steps 4 --sizes 720p    a second process holds the rest
     python scripts/dev.py bench dit --accuracy
 
@@ -17,6 +18,7 @@ import json
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -286,9 +288,27 @@ def peers(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
         torch.cuda.empty_cache()
 
 
+def comfy(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
+    """ComfyUI's own model; each size in a process of its own, since ComfyUI takes the process over."""
+    if options.comfy is None:
+        return
+    torch.cuda.empty_cache()
+    for size in options.peer_sizes or options.sizes:
+        width, height = SIZES[size]
+        numbers = {"blocks": options.blocks, "frames": options.frames, "width": width, "height": height}
+        command = [sys.executable, Path(__file__).with_name("dit_comfy.py"), "--comfy", options.comfy]
+        command += ["--folder", options.disk or Path(tempfile.gettempdir()) / "wanfit-dit"]
+        command += [part for name, value in numbers.items() for part in (f"--{name}", value)]
+        done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True)
+        row = {"engine": "ComfyUI", "layout": "fp8_scaled", "policy": "dynamic VRAM", "size": size}
+        answer = done.stdout.strip().rpartition("\n")[2]
+        yield row | (json.loads(answer) if answer.startswith("{") else {"failure": f"exit code {done.returncode}"})
+
+
 def table(rows: list[dict]) -> str:
     head = ("engine", "layout", "policy", "size", "seconds", "worst", "first", "allocated", "reserved", "resident",
-            "copy_gb_s", "block_ms", "error", "times", "held", "rungs", "notices")  # fmt: skip
+            "copy_gb_s", "block_ms", "error", "used", "dynamic_vram", "times", "held", "rungs", "notices",
+            "failure")  # fmt: skip
 
     def text(value: object) -> str:
         if isinstance(value, list):
@@ -306,6 +326,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=["480p"])
     parser.add_argument("--policies", nargs="*", choices=["stream", "resident", "auto"], default=["stream"])
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=[])
+    parser.add_argument("--comfy", type=Path, help="a ComfyUI source tree: its own model as a peer")
     parser.add_argument("--peer-sizes", nargs="*", choices=SIZES, help="default: --sizes")
     parser.add_argument("--frames", type=int, default=81)
     parser.add_argument("--blocks", type=int, default=40)
@@ -335,7 +356,7 @@ def main() -> None:
     for tried in choice.measured:
         print(f"attention {tried.name}: {tried.seconds * 1e3:.2f} ms, error {tried.error:.1e} {tried.refusal}")
     with torch.inference_mode(), only_free(options.free_gib):
-        for part in (accuracy,) if options.accuracy else (ours, peers):
+        for part in (accuracy,) if options.accuracy else (ours, peers, comfy):
             for row in part(options, device):
                 rows.append(row)
                 print(table(rows[-1:]).splitlines()[-1], flush=True)

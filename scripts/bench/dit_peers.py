@@ -23,7 +23,8 @@ def _model(layers: int, device: torch.device, where: torch.device) -> WanTransfo
         wide = target.startswith("scale_shift_table") or target.startswith("norm2")
         stored = value.to(where, torch.float32 if wide else torch.bfloat16)
         for index in range(layers):
-            state[f"blocks.{index}.{target}"] = stored.clone()
+            # On the host all blocks can share one copy: the offload hooks pin, or cast, each block on its own.
+            state[f"blocks.{index}.{target}"] = stored.clone() if where.type == "cuda" else stored
     model.load_state_dict(state, strict=False, assign=True)
     return model.eval().requires_grad_(False)
 
