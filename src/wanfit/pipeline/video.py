@@ -18,6 +18,9 @@ import torch
 from ..errors import InputError, OutputError
 
 CODEC = "libx264"
+# x264's macroblock tree reads memory that nothing wrote (small noisy frames gave two files from one input), and
+# without it the same frames give the same file.
+_OPTIONS = {"crf": "17", "x264-params": "mbtree=0"}
 _LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1"}
 _AUDIO_RATE = 48000
 _BT709 = 1  # of FFmpeg's lists of matrices, primaries and transfers alike
@@ -107,7 +110,7 @@ class VideoWriter:
             self._container = av.open(str(self._temporary), "w", format="mp4")
         except OSError as error:
             raise self._failure("input", error) from error
-        self._stream = self._container.add_stream(CODEC, rate=self.fps, options={"crf": "17"})
+        self._stream = self._container.add_stream(CODEC, rate=self.fps, options=_OPTIONS)
         self._stream.width, self._stream.height = self.width, self.height
         self._stream.pix_fmt = "yuv420p"
         codec = self._stream.codec_context
