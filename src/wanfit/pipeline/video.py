@@ -18,8 +18,7 @@ import torch
 from ..errors import InputError, OutputError
 
 CODEC = "libx264"
-# x264's macroblock tree reads memory that nothing wrote (small noisy frames gave two files from one input), and
-# without it the same frames give the same file.
+# With x264's macroblock tree small noisy frames gave two or three files from one input; without it always the same.
 _OPTIONS = {"crf": "17", "x264-params": "mbtree=0"}
 _LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1"}
 _AUDIO_RATE = 48000
