@@ -51,9 +51,9 @@ class Case:
 
 
 CASES = {
-    "480p": Case("vae-2.1", (21, 60, 104), (0.75, 1.0, 2.0)),
-    "720p": Case("vae-2.1", (21, 90, 160), (1.5, 2.0, 4.0)),
-    "1088p": Case("vae-2.1", (21, 136, 240), (2.0, 3.0, 6.0)),
+    "480p": Case("vae-2.1", (21, 60, 104), (1.0, 2.0)),
+    "720p": Case("vae-2.1", (21, 90, 160), (2.0, 4.0)),
+    "1088p": Case("vae-2.1", (21, 136, 240), (3.0, 6.0)),
     "720p-481f": Case("vae-2.1", (121, 90, 160), (2.0,), to_file=True),
     "2.2": Case("vae-2.2", (31, 44, 80), (2.0, 3.0, 4.0)),
 }
@@ -82,13 +82,6 @@ def keep_half(vae: AutoencoderKLWan, half: str, device: str) -> None:
     """Only the encoder or only the decoder on the device."""
     for name, module in vae.named_children():
         module.to(device if (name in ("encoder", "quant_conv")) == (half == "encode") else "cpu")
-
-
-def channels_last(vae: AutoencoderKLWan) -> None:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    for parameter in vae.parameters():
-        if parameter.ndim in formats:
-            parameter.data = parameter.data.contiguous(memory_format=formats[parameter.ndim])
 
 
 def resident_bytes() -> int:
@@ -208,17 +201,18 @@ class Bench:
         del video
         differences = Differences(reference, truth)
         self.emit(name, "diffusers", **figures, **differences.of(reference))
-        vae.enable_tiling(*((64, 64, 48, 48) if self.options.quick else ()))
-        video, figures = measure(self.device, lambda: vae.decode(on_device).sample)
-        vae.disable_tiling()
-        self.emit(name, "diffusers tiling", **figures, **differences.of(None if video is None else video.cpu()))
-        del video
+        if not self.options.no_tiling:
+            vae.enable_tiling(*((64, 64, 48, 48) if self.options.quick else ()))
+            video, figures = measure(self.device, lambda: vae.decode(on_device).sample)
+            vae.disable_tiling()
+            self.emit(name, "diffusers tiling", **figures, **differences.of(None if video is None else video.cpu()))
+            del video
         for budget in self.budgets(case):
             for chunk in self.options.chunk:
-                for last in (False, True) if self.options.channels_last else (False,):
+                for last in (None, False) if self.options.channels_first else (None,):
                     self.ours(name, vae, latents, budget, chunk, last, differences)
         if self.options.quick:
-            self.ours(name, vae, latents, None, 2, False, differences, grid=(2, 3))
+            self.ours(name, vae, latents, None, 2, None, differences, grid=(2, 3))
 
     def ours(
         self,
@@ -226,13 +220,11 @@ class Bench:
         vae: AutoencoderKLWan,
         latents: torch.Tensor,
         budget: int | None,
-        chunk: int,
-        last: bool,
+        chunk: int | None,
+        last: bool | None,
         differences: Differences,
         grid: tuple[int, int] | None = None,
     ) -> None:
-        if last:
-            channels_last(vae)
         try:
             plan = plan_decode(
                 vae,
@@ -250,17 +242,15 @@ class Bench:
             return
         short = latents[:, :, :2]
         small = plan_decode(
-            vae, short.shape, dtype=self.dtype, device=self.device, grid=plan.grid, chunk=chunk, channels_last=last
-        )
+            vae, short.shape, dtype=self.dtype, device=self.device, grid=plan.grid, start=plan.split - 1,
+            chunk=plan.chunk, channels_last=last,
+        )  # fmt: skip
         device = torch.device(self.device)
         decode(vae, short, small, HostFrames(torch.float16), device=device)
         sink = HostFrames(torch.float16 if self.dtype.itemsize == 2 else torch.float32)
         _, figures = measure(self.device, lambda: decode(vae, latents, plan, sink, device=device))
         gaps = differences.of(None if "error" in figures else sink.video)
         self.emit(name, "wanfit", budget_bytes=budget, **plan_fields(plan), **figures, **gaps)
-        if last:
-            for parameter in vae.parameters():
-                parameter.data = parameter.data.contiguous()
 
     @torch.no_grad()
     def encode(self, name: str, case: Case, vae: AutoencoderKLWan, size: tuple[int, int, int]) -> None:
@@ -338,9 +328,15 @@ def main() -> None:
     parser.add_argument("--dtype", default=None, choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--case", default=",".join(CASES), help="comma-separated: " + ", ".join(CASES))
     parser.add_argument("--budget-gib", help="comma-separated, instead of each case's own")
-    parser.add_argument("--chunk", default="1,2", type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument(
+        "--chunk",
+        default=[None],
+        type=lambda text: [int(part) for part in text.split(",")],
+        help="frames at a time, comma-separated (default: as planned)",
+    )
     parser.add_argument("--start", type=int, help="up blocks on the whole frame")
-    parser.add_argument("--channels-last", action="store_true", help="run that layout too")
+    parser.add_argument("--channels-first", action="store_true", help="run that layout too")
+    parser.add_argument("--no-tiling", action="store_true", help="leave out diffusers' own tiling")
     parser.add_argument("--truth", action="store_true", help="compare with float32 too")
     parser.add_argument("--encode", action="store_true", help="encode instead of decode")
     parser.add_argument("--json", action="store_true")

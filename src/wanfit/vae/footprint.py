@@ -6,6 +6,7 @@ estimated by the plan, not here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,22 +31,25 @@ class StageSizes:
         )
 
 
-def combined_sizes(
-    rows: Sequence[AxisTile], columns: Sequence[AxisTile], pick: Callable[[Iterator[int]], int]
-) -> list[StageSizes]:
-    """Per stage, `pick` (max or sum) of the tiles' sizes along each axis."""
-    found: list[StageSizes] = []
-    for index in range(len(rows[0].stages)):
-        sizes = [
-            tuple(
-                pick(b - a for a, b in (getattr(tile.stages[index], part) for tile in tiles))
-                for tiles in (rows, columns)
-            )
-            for part in ("window", "resampled", "output")
-        ]
-        window, resampled, output = ((size[0], size[1]) for size in sizes)
-        found.append(StageSizes(window, resampled, output))
-    return found
+Pick = Callable[[Iterator[int]], int]
+
+
+def axis_sizes(tiles: Sequence[AxisTile], pick: Pick) -> list[tuple[int, int, int]]:
+    """Per stage, `pick` (max or sum) of the tiles' sizes: of the window, of what is resampled, of the output."""
+    parts = ("window", "resampled", "output")
+    return [
+        tuple(pick(b - a for a, b in (getattr(tile.stages[index], part) for tile in tiles)) for part in parts)
+        for index in range(len(tiles[0].stages))
+    ]  # pyright: ignore[reportReturnType]
+
+
+def paired(rows: Sequence[tuple[int, int, int]], columns: Sequence[tuple[int, int, int]]) -> list[StageSizes]:
+    """Of `axis_sizes` of both axes."""
+    return [StageSizes(*zip(row, column, strict=True)) for row, column in zip(rows, columns, strict=True)]
+
+
+def combined_sizes(rows: Sequence[AxisTile], columns: Sequence[AxisTile], pick: Pick) -> list[StageSizes]:
+    return paired(axis_sizes(rows, pick), axis_sizes(columns, pick))
 
 
 def _length(interval: Interval) -> int:
@@ -210,7 +214,18 @@ def encode_peak(stages: Sequence[Stage], sizes: Sequence[StageSizes], run: Run, 
     return worst
 
 
-def library_workspace(stages: Sequence[Stage], sizes: Sequence[StageSizes], chunk: int) -> int:
+LIBRARY_BYTES = 40 * 1024**2
+"""What convolutions channels last took beyond what is counted here, at most: 6 to 40 MB on one H200, at 480p and 720p,
+the most with 4 frames at a time."""
+
+
+def largest_weight(stages: Sequence[Stage]) -> int:
+    """Elements of the largest convolution's weight: PyTorch turns it to channels last for each call."""
+    convs = (conv for stage in stages for layer in stage.layers for conv in convs_of(layer))
+    return max(conv.inputs * conv.outputs * math.prod(conv.kernel) for conv in convs)
+
+
+def turned_elements(stages: Sequence[Stage], sizes: Sequence[StageSizes], chunk: int) -> int:
     """Elements of input and output of the largest convolution: cuDNN turns both to channels last and back."""
     largest = 0
     for stage, size in zip(stages, sizes, strict=True):

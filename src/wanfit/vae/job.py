@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from .footprint import (
+    LIBRARY_BYTES,
     Run,
     StageSizes,
+    axis_sizes,
     cache_elements,
     combined_sizes,
     decode_peak,
     encode_peak,
-    library_workspace,
+    largest_weight,
     multiplications,
+    paired,
     scratch_elements,
+    turned_elements,
 )
 from .layers import Stage, VaeModel, modules_of
 from .windows import (
@@ -41,7 +46,7 @@ class Memory:
         histories: frames that causal convolutions keep.
         prepared: the buffer for the input of the running convolution.
         activations: everything else that layers allocate; features and pixels on their way included.
-        workspace: estimate of what the convolution library asks for; 0 on CPU.
+        workspace: estimate of what the convolution library asks for, at most; 0 on CPU.
     """
 
     weights: int
@@ -103,6 +108,18 @@ class TilePlan:
 
 
 @dataclass(frozen=True)
+class AxisShape:
+    """What memory depends on of the tiles along one axis: the largest core, and per stage `axis_sizes`."""
+
+    core: int
+    sizes: tuple[tuple[int, int, int], ...]
+
+    @staticmethod
+    def of(tiles: Sequence[AxisTile]) -> AxisShape:
+        return AxisShape(max(tile.core[1] - tile.core[0] for tile in tiles), tuple(axis_sizes(tiles, max)))
+
+
+@dataclass(frozen=True)
 class TileJob:
     """All that a plan depends on except the cuts; fields as in `TilePlan`."""
 
@@ -137,7 +154,7 @@ class TileJob:
     @property
     def core_sizes(self) -> tuple[int, int]:
         """Positions along both axes that cores divide up."""
-        rows, columns = self._levels()
+        rows, columns = self._levels
         end = -1 if self.direction == "decode" else self.split
         return rows[end], columns[end]
 
@@ -150,7 +167,7 @@ class TileJob:
 
     def tiles_along(self, axis: int, cuts: Sequence[Interval]) -> tuple[AxisTile, ...]:
         start = self.split if self.direction == "decode" else 0
-        return axis_tiles(self.tiled, self._levels()[axis][start], cuts, axis)
+        return axis_tiles(self.tiled, self._levels[axis][start], cuts, axis)
 
     def plan(self, row_cuts: Sequence[Interval], column_cuts: Sequence[Interval]) -> TilePlan:
         rows, columns = self.tiles_along(0, row_cuts), self.tiles_along(1, column_cuts)
@@ -173,20 +190,21 @@ class TileJob:
     @property
     def feature_bytes(self) -> int:
         """Bytes of what lies between the whole-frame part and the tiles, all frames of one batch item."""
-        rows, columns = self._levels()
+        rows, columns = self._levels
         frames = frames_between(self.stages[: self.split], self.shape[2])
         area = rows[self.split] * columns[self.split]
         return self.stages[self.split].inputs * frames * area * self.dtype.itemsize
 
     def memory(self, rows: Sequence[AxisTile], columns: Sequence[AxisTile]) -> Memory:
         """Of the larger of the two parts."""
-        return max(self.whole_memory(), self.tile_memory(rows, columns), key=lambda memory: memory.total)
+        tile = self.tile_memory(AxisShape.of(rows), AxisShape.of(columns))
+        return max(self.whole_memory, tile, key=lambda memory: memory.total)
 
-    def tile_memory(self, rows: Sequence[AxisTile], columns: Sequence[AxisTile]) -> Memory:
-        stages, sizes = self.tiled, combined_sizes(rows, columns, max)
-        heights, widths = self._levels()
+    def tile_memory(self, rows: AxisShape, columns: AxisShape) -> Memory:
+        stages, sizes = self.tiled, paired(rows.sizes, columns.sizes)
+        heights, widths = self._levels
         item = self.dtype.itemsize
-        height, width = (max(b - a for a, b in (tile.core for tile in tiles)) for tiles in (rows, columns))
+        height, width = rows.core, columns.core
         if self.direction == "decode":
             features = stages[0].inputs * self.chunk * heights[self.split] * widths[self.split] * item
             peak = decode_peak(stages, sizes, self._run, features, self.chunk)
@@ -198,9 +216,10 @@ class TileJob:
         peak = encode_peak(stages, sizes, self._run, entry, frames)
         return self._memory(stages, sizes, peak + (entry if self.model.patch > 1 else 0))
 
+    @cached_property
     def whole_memory(self) -> Memory:
         stages = self.whole
-        heights, widths = self._levels()
+        heights, widths = self._levels
         start = 0 if self.direction == "decode" else self.split
         row, column = whole_frame(stages, heights[start], widths[start])
         sizes = combined_sizes((row,), (column,), max)
@@ -216,16 +235,27 @@ class TileJob:
 
     def _memory(self, stages: Sequence[Stage], sizes: Sequence[StageSizes], activations: int) -> Memory:
         item = self.dtype.itemsize
-        turned = self.device == "cuda" and item == 2 and not self.channels_last
-        modules = {id(module): module for module in modules_of(self.stages)}
+        workspace = 0
+        if self.device == "cuda":
+            workspace = LIBRARY_BYTES
+            if self.channels_last:
+                workspace += largest_weight(stages) * item
+            elif item == 2:
+                workspace += turned_elements(stages, sizes, self.chunk) * item
         return Memory(
-            sum(p.numel() for module in modules.values() for p in module.parameters()) * item,
+            self._weights * item,
             cache_elements(stages, sizes) * item,
             scratch_elements(stages, sizes, self.chunk) * item,
             activations,
-            library_workspace(stages, sizes, self.chunk) * item if turned else 0,
+            workspace,
         )
 
+    @cached_property
+    def _weights(self) -> int:
+        modules = {id(module): module for module in modules_of(self.stages)}
+        return sum(p.numel() for module in modules.values() for p in module.parameters())
+
+    @cached_property
     def _levels(self) -> tuple[list[int], list[int]]:
         """Positions before each stage, and after the last, along both axes."""
         height, width = self.entry_sizes

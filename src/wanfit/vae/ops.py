@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..quant.triton_support import triton_refusal
 from .layers import Attention, Conv, Norm, Shortcut
 
 WeightReader = Callable[[nn.Module, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
@@ -23,9 +24,16 @@ def norm_into(x: torch.Tensor, norm: Norm, out: torch.Tensor, *, silu: bool) -> 
     """out = x / |x| * scale * gamma over dimension 1, then SiLU. `out` has the shape of `x`, any strides.
 
     float32: operation for operation as in the models. 16 bit: the length is taken in float32, without a float32
-    copy of `x`, and scale * gamma is one factor: one rounding less than in the models.
+    copy of `x`, and scale * gamma is one factor: one rounding less than in the models. With Triton, channels last, it
+    is one kernel that rounds once.
     """
     module = norm.module
+    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and triton_refusal(x.device) is None:
+        from .norm_triton import fits, norm_silu
+
+        if fits(x, out):
+            norm_silu(x, module.gamma.to(x.device).flatten(), module.scale, out, silu=silu)
+            return
     gamma = module.gamma.view(1, -1, *(1,) * (x.ndim - 2)).to(x.device)
     wide = x.dtype in (torch.float32, torch.float64)
     length = torch.linalg.vector_norm(x, 2, dim=1, keepdim=True, dtype=None if wide else torch.float32).clamp_min_(

@@ -13,14 +13,18 @@ import torch
 from ..errors import BudgetError, InputError, TilingError
 from .adapters import describe
 from .conv3d import trap_here
-from .job import TileJob, TilePlan
+from .job import AxisShape, TileJob, TilePlan
 from .layers import VaeModel
 from .spool import HOST_BYTES
-from .windows import AxisTile, Interval, time_step
+from .windows import Interval, time_step
 
 GIB = 1024**3
 MAX_CUTS = 24
 """Tiles along one axis, at most, in a grid that the planner chooses."""
+_TIME = {1: 1.08, 2: 1.0, 4: 0.94}
+"""Relative time by frames at a time, channels last (one H200, equal grids); only to choose between plans."""
+_TILE_TIME = 0.01
+"""Relative time that one more tile takes beyond its arithmetic, as found there."""
 
 
 def plan_decode(
@@ -33,18 +37,19 @@ def plan_decode(
     grid: tuple[int, int] | None = None,
     start: int | None = None,
     chunk: int | None = None,
-    channels_last: bool = False,
+    channels_last: bool | None = None,
     host_bytes: int = HOST_BYTES,
 ) -> TilePlan:
     """The plan for decoding latents of `latent_shape` (B,C,T,h,w). `vae` may be on the meta device.
 
     Args:
-        budget_bytes: device memory for the decoder's weights and everything that decoding allocates; the grid
-            of fewest tiles that fits is chosen.
+        budget_bytes: device memory for the decoder's weights and everything that decoding allocates; of the grids of
+            fewest tiles that fit, one for each `start` and `chunk`, the fastest by estimate is chosen.
         grid: (rows, columns) of tiles instead; without either the frame is one tile.
-        start: up blocks that run on the whole frame; by default the one with the least arithmetic whose features
-            fit `host_bytes`.
-        chunk: frames at a time; less is less memory. By default 4 on the CPU (as the models do), else 2.
+        start: up blocks that run on the whole frame; by default chosen among those whose features fit `host_bytes`.
+        chunk: frames at a time; less is less memory. By default 4 on the CPU (as the models do); on CUDA chosen
+            within a budget, 2 without.
+        channels_last: by default on CUDA in 16 bit, where convolutions need no turned copies then.
 
     Raises:
         BudgetError budget_exceeded: no grid fits; says the smallest that would.
@@ -52,16 +57,16 @@ def plan_decode(
     """
     model = describe(vae)
     shape = _checked_latents(model, latent_shape)
-    job = _job(model, "decode", shape, dtype, device, chunk, channels_last)
+    jobs = _jobs(model, "decode", shape, dtype, device, chunk, channels_last, budgeted=budget_bytes is not None)
     last = len(model.decoder) - 1
     if start is not None and not 0 <= start < last:
         raise TilingError(
             "tile_invalid", "plan", f"<start> is {start}; the VAE has {last} up blocks", f"Use 0 to {last - 1}"
         )
-    if start is not None:
-        return _choose([dataclasses.replace(job, split=start + 1)], budget_bytes, grid)
-    jobs = [dataclasses.replace(job, split=split) for split in range(1, last)]
-    return _choose([each for each in jobs if each.feature_bytes <= host_bytes] or jobs[:1], budget_bytes, grid)
+    splits = range(1, last) if start is None else (start + 1,)
+    every = [dataclasses.replace(job, split=split) for job in jobs for split in splits]
+    held = [job for job in every if job.feature_bytes <= host_bytes]
+    return _choose(held or [job for job in every if job.split == splits[0]], budget_bytes, grid)
 
 
 def plan_encode(
@@ -73,7 +78,7 @@ def plan_encode(
     budget_bytes: int | None = None,
     grid: tuple[int, int] | None = None,
     chunk: int | None = None,
-    channels_last: bool = False,
+    channels_last: bool | None = None,
 ) -> TilePlan:
     """The plan for encoding a video of `video_shape` (B,3,F,H,W); as `plan_decode`.
 
@@ -81,9 +86,9 @@ def plan_encode(
     """
     model = describe(vae)
     shape = _checked_video(model, video_shape)
-    job = _job(model, "encode", shape, dtype, device, chunk, channels_last)
+    jobs = _jobs(model, "encode", shape, dtype, device, chunk, channels_last, budgeted=budget_bytes is not None)
     split = max(index for index, stage in enumerate(model.encoder) if stage.down) + 1
-    return _choose([dataclasses.replace(job, split=split)], budget_bytes, grid)
+    return _choose([dataclasses.replace(job, split=split) for job in jobs], budget_bytes, grid)
 
 
 def tighter(vae: Any, plan: TilePlan) -> TilePlan | None:
@@ -116,22 +121,46 @@ def _halved(cores: Sequence[Interval]) -> list[Interval]:
     return halves
 
 
-def _job(
+def _jobs(
     model: VaeModel,
     direction: str,
     shape: tuple[int, int, int, int, int],
     dtype: torch.dtype,
     device: torch.device | str,
     chunk: int | None,
-    channels_last: bool,
-) -> TileJob:
+    channels_last: bool | None,
+    *,
+    budgeted: bool,
+) -> list[TileJob]:
+    """One job for each number of frames at a time that comes into question, all with split 1."""
     target = torch.device(device)
     trap = bool(trap_here(target, dtype))
-    frames = chunk if chunk is not None else (4 if target.type == "cpu" else 1 if trap else 2)
-    if frames not in (1, 2, 4):
-        raise InputError("number_invalid", "plan", f"<chunk> is {frames}", "Use 1, 2 or 4")
-    fold = trap and frames == 1 and not channels_last
-    return TileJob(model, direction, shape, dtype, target.type, frames, channels_last, fold, 1)
+    if channels_last is None:
+        channels_last = target.type == "cuda" and dtype.itemsize == 2 and not trap
+    if chunk is not None and chunk not in _TIME:
+        raise InputError("number_invalid", "plan", f"<chunk> is {chunk}", "Use 1, 2 or 4")
+    if chunk is not None:
+        chunks = (chunk,)
+    elif target.type == "cpu":
+        chunks = (4,)
+    elif trap:
+        chunks = (1,)
+    else:
+        chunks = (2, 4, 1) if budgeted else (2,)
+    return [
+        TileJob(
+            model,
+            direction,
+            shape,
+            dtype,
+            target.type,
+            frames,
+            channels_last,
+            trap and frames == 1 and not channels_last,
+            1,
+        )
+        for frames in chunks
+    ]
 
 
 def _choose(jobs: Sequence[TileJob], budget: int | None, grid: tuple[int, int] | None) -> TilePlan:
@@ -142,7 +171,7 @@ def _choose(jobs: Sequence[TileJob], budget: int | None, grid: tuple[int, int] |
     searched = [_search(job, budget) for job in jobs]
     fitting = [plan for plan in searched if plan.predicted_bytes <= budget]
     if fitting:
-        return min(fitting, key=lambda plan: (plan.tiles, plan.overhead))
+        return min(fitting, key=lambda plan: plan.overhead * _TIME[plan.chunk] * (1 + _TILE_TIME * plan.tiles))
     floor = min(searched, key=lambda plan: plan.predicted_bytes)
     model = jobs[0].model
     factor = math.prod(stage.up.factor for stage in model.decoder if stage.up) * model.patch
@@ -159,18 +188,18 @@ def _choose(jobs: Sequence[TileJob], budget: int | None, grid: tuple[int, int] |
 
 def _search(job: TileJob, budget: int) -> TilePlan:
     """The plan of fewest tiles within the budget, or that of least memory when none is."""
-    whole = job.whole_memory().total
+    whole = job.whole_memory.total
 
     @cache
-    def along(axis: int, count: int) -> tuple[AxisTile, ...]:
-        return job.tiles_along(axis, job.cuts(axis, count))
+    def along(axis: int, count: int) -> AxisShape:
+        return AxisShape.of(job.tiles_along(axis, job.cuts(axis, count)))
 
     best, least = (1, 1), math.inf
     for rows, columns in _grids(job):
         needed = max(whole, job.tile_memory(along(0, rows), along(1, columns)).total)
         if needed < least:
             best, least = (rows, columns), needed
-        if needed <= budget:
+        if needed <= max(budget, whole):
             break
     return job.plan(job.cuts(0, best[0]), job.cuts(1, best[1]))
 
