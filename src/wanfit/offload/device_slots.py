@@ -32,6 +32,8 @@ class DeviceSlots:
     def room(self, key: Key, resident: Collection[Key], keep: Collection[Key]) -> Slot:
         """A buffer for a block: of its own if it is in `resident`, else of the ring, of none that is in `keep`.
 
+        Of the ring the one that was filled first: its last use is over soonest, and the copy waits for that.
+
         Raises:
             torch.OutOfMemoryError: the buffer had to be taken and there is no room.
         """
@@ -47,6 +49,8 @@ class DeviceSlots:
             self._ring.append(slot)
         else:
             slot = next(s for s in self._ring if s.key is None or s.key not in keep)
+            self._ring.remove(slot)
+            self._ring.append(slot)
         slot.key = None
         return slot
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
+import time
 import weakref
 
 import pytest
@@ -69,6 +71,18 @@ def test_stream_uses_the_two_slots_in_turn_and_prefetches_the_next_block(block_b
             uploads = [s for s in second[index + 1 : index + 3] if s.action == "upload"]
             assert [s.key[1] for s in uploads] == [(step.key[1] + 1) % 6]
             assert all(s.place != step.place for s in uploads)
+
+
+def test_a_late_block_never_takes_the_slot_that_was_used_last(block_bytes: int):
+    """On a GPU its copy would wait for the block that is being computed, and hide behind nothing."""
+    file = numbered_file(6)
+    file.before_load = lambda _: time.sleep(0.01)
+    with BlockStore([file], CPU, policy="stream") as store:
+        one_pass(store.source(), 6)
+        one_pass(store.source(), 6)
+        places = [step.place for step in store.trace.of("upload")]
+    assert len(places) >= 12
+    assert all(place != before for before, place in itertools.pairwise(places))
 
 
 def test_blocks_in_the_host_cache_are_read_once(block_bytes: int):
