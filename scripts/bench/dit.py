@@ -29,7 +29,7 @@ import torch
 from dit_peers import PEERS
 from dit_weights import DIM, LAYOUTS, DiskFile, RepeatedFile, as_float32, build, stored_block
 
-from wanfit.blocks import ForwardSettings, choose_attention
+from wanfit.blocks import ATTENTION, ForwardSettings, choose_attention
 from wanfit.blocks.elementwise import PLAIN
 from wanfit.offload import BlockStore, Ladder
 from wanfit.offload.lane import Slot
@@ -128,6 +128,7 @@ def only_free(gib: float | None) -> Iterator[None]:
 def ours(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
     settings = ForwardSettings(
         chunk_tokens=options.chunk,
+        attention=options.backend,
         float8_matmul=None if options.float8 else False,
         packed_attention=options.packed,
         elementwise=PLAIN if options.plain else None,
@@ -331,6 +332,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=81)
     parser.add_argument("--blocks", type=int, default=40)
     parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--attention", choices=ATTENTION, default="auto")
     parser.add_argument("--chunk", type=int, default=4096, help="tokens")
     parser.add_argument("--ram-gib", type=float, default=32, help="host memory for blocks")
     parser.add_argument("--vram-gib", type=float, help="device memory for blocks")
@@ -352,9 +354,9 @@ def main() -> None:
         raise SystemExit("this benchmark needs a CUDA device")
     device = torch.device("cuda", 0)
     rows: list[dict] = []
-    choice = choose_attention(device, torch.bfloat16, 128, 16384)
-    for tried in choice.measured:
-        print(f"attention {tried.name}: {tried.seconds * 1e3:.2f} ms, error {tried.error:.1e} {tried.refusal}")
+    choice = choose_attention(options.attention, device, torch.bfloat16, 128, 16384)
+    options.backend = choice.backend
+    print(f"attention {choice}")
     with torch.inference_mode(), only_free(options.free_gib):
         for part in (accuracy,) if options.accuracy else (ours, peers, comfy):
             for row in part(options, device):
@@ -372,7 +374,9 @@ def main() -> None:
         "python": platform.python_version(),
         "frames": options.frames,
         "dim": DIM,
-        "attention": [dataclasses.asdict(tried) for tried in choice.measured],
+        "attention": choice.name,
+        "attention_seconds": choice.seconds,
+        "attention_measured": [dataclasses.asdict(tried) for tried in choice.measured],
         "rows": rows,
     }
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

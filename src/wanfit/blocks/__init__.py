@@ -1,8 +1,8 @@
 """The memory-lean forward of Wan's transformer blocks."""
 
 from .adapter import LowRank
-from .attention import ATTENTION_BACKENDS, AttentionBackend, sdpa
-from .attention_choice import choose_attention
+from .attention import AttentionBackend, sdpa
+from .attention_choice import ATTENTION, Choice, choose_attention
 from .footprint import activation_bytes, chunk_bytes
 from .forward import block_forward
 from .lean_block import LeanBlock, WeightSource
@@ -11,10 +11,11 @@ from .patches import BlockPatches, PatchedWeights
 from .settings import BlockShape, ForwardSettings
 
 __all__ = [
-    "ATTENTION_BACKENDS",
+    "ATTENTION",
     "AttentionBackend",
     "BlockPatches",
     "BlockShape",
+    "Choice",
     "ForwardSettings",
     "LeanBlock",
     "LowRank",

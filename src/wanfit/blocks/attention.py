@@ -1,10 +1,9 @@
-"""Attention back ends: one protocol, one registry."""
+"""PyTorch's attention kernels behind one protocol; `attention_choice` has the rest."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -13,12 +12,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import InputError
 
-_PREFERRED = tuple(
-    getattr(SDPBackend, name)
+_HAS_PRIORITY = "set_priority" in inspect.signature(sdpa_kernel).parameters
+
+FUSED: Mapping[str, SDPBackend] = {
+    name.removesuffix("_ATTENTION").lower(): getattr(SDPBackend, name)
     for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION")
     if hasattr(SDPBackend, name)
-)
-_HAS_PRIORITY = "set_priority" in inspect.signature(sdpa_kernel).parameters
+}
+"""PyTorch's fused kernels by name, in the order in which they are preferred."""
 
 
 class AttentionBackend(Protocol):
@@ -31,35 +32,50 @@ class AttentionBackend(Protocol):
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor: ...
 
 
-def _fused_kernels() -> AbstractContextManager[object]:
-    if _HAS_PRIORITY:
-        return sdpa_kernel(list(_PREFERRED), set_priority=True)
-    return sdpa_kernel(list(_PREFERRED))
+def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
 
 
-def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """PyTorch's attention. On CUDA cuDNN, flash, memory-efficient in this order, as the build and card allow.
+def only(name: str) -> AttentionBackend:
+    """One kernel of `FUSED`; RuntimeError where it does not take the tensors."""
 
-    Raises:
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(FUSED[name]):
+            return _run(q, k, v)
+
+    return attention
+
+
+def sdpa_first(name: str | None = None) -> AttentionBackend:
+    """PyTorch's attention. On CUDA one kernel of `FUSED` first, then the others, as the build and card allow.
+
+    Raises, when called:
         InputError: attention_unavailable: no fused kernel takes these tensors on this card. The unfused one
             would work, and allocate Nq x Nk scores for every head; it is never used on CUDA.
     """
-    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
-    if q.device.type != "cuda":
-        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
-    try:
-        with _fused_kernels():
-            return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
-    except RuntimeError as error:
-        if "No available kernel" not in str(error):
-            raise
-        raise InputError(
-            "attention_unavailable",
-            "denoise",
-            f"no fused attention kernel on {torch.cuda.get_device_name(q.device)} takes {q.dtype}, "
-            f"{q.shape[2]} heads of {q.shape[3]}, {q.shape[1]} x {k.shape[1]} tokens",
-            "Compute in float16 (cards before Ampere have no bfloat16 kernel)",
-        ) from error
+    kernels = sorted(FUSED, key=lambda other: other != name)
+    chosen = [FUSED[kernel] for kernel in kernels]
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if q.device.type != "cuda":
+            return _run(q, k, v)
+        try:
+            with sdpa_kernel(chosen, set_priority=True) if _HAS_PRIORITY else sdpa_kernel(chosen):
+                return _run(q, k, v)
+        except RuntimeError as error:
+            if "No available kernel" not in str(error):
+                raise
+            raise InputError(
+                "attention_unavailable",
+                "denoise",
+                f"no fused attention kernel on {torch.cuda.get_device_name(q.device)} takes {q.dtype}, "
+                f"{q.shape[2]} heads of {q.shape[3]}, {q.shape[1]} x {k.shape[1]} tokens",
+                "Compute in float16 (cards before Ampere have no bfloat16 kernel)",
+            ) from error
+
+    return attention
 
 
-ATTENTION_BACKENDS: Mapping[str, AttentionBackend] = {"sdpa": sdpa}
+sdpa: AttentionBackend = sdpa_first()
+"""PyTorch's attention, cuDNN before flash before memory-efficient; on the CPU PyTorch's own."""

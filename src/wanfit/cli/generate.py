@@ -72,6 +72,13 @@ def add_parser(commands: Any) -> None:
         "activations are not rounded to fp8",
     )
     place.add_argument(
+        "--attention",
+        default="auto",
+        metavar="NAME",
+        help="auto (the fastest exact one, measured once), sdpa, cudnn, flash, efficient, xformers; rounding to 8 "
+        "bits: sageattention, comfy_kitchen",
+    )
+    place.add_argument(
         "--policy",
         default="auto",
         help="blocks on a CUDA device: auto (as many stay as hide the transfers), resident (all), stream (none)",
@@ -126,6 +133,7 @@ def run(options: argparse.Namespace) -> int:
         options.text,
         chunk_tokens=options.chunk_tokens,
         fp8_matmul=not options.no_fp8_matmul,
+        attention=options.attention,
         policy=options.policy,
         vram_budget_gib=options.vram_budget,
         ram_budget_gib=options.ram_budget,

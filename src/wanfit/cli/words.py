@@ -37,6 +37,7 @@ FLAGS = {
     "vae_dtype": "--vae-dtype",
     "chunk_tokens": "--chunk-tokens",
     "text": "--text",
+    "attention": "--attention",
     "policy": "--policy",
     "vram_budget": "--vram-budget",
     "ram_budget": "--ram-budget",

@@ -77,6 +77,8 @@ def denoise(
         patches,
         alarm or Alarm(placement.device),
     )
+    if experts.attention.measured:
+        tell(f"attention: {experts.attention}")
     if progress is not None:
         for expert in experts.experts:
             expert.transformer.skip = lambda: progress.skipping

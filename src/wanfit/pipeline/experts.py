@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..blocks import ForwardSettings, WeightSource
-from ..checkpoint import Checkpoint, open_checkpoint
+from ..blocks import Choice, ForwardSettings, WeightSource, choose_attention
+from ..checkpoint import Checkpoint, Identity, open_checkpoint
 from ..memory.alarm import Alarm
 from ..memory.plan import Plan
 from ..memory.purge import empty_device_cache
@@ -24,6 +24,16 @@ class Expert:
     name: str
     checkpoint: Checkpoint
     transformer: LeanTransformer
+
+
+def attention_of(identity: Identity, placement: Placement, plan: Plan) -> Choice:
+    """The attention that a run takes; measured by the first call for a card and shape.
+
+    Raises:
+        InputError: attention_unavailable.
+    """
+    head_dim = identity.dim // identity.num_heads
+    return choose_attention(placement.attention, placement.device, placement.dtype, head_dim, plan.video.tokens)
 
 
 class Experts:
@@ -58,7 +68,10 @@ class Experts:
         files: list[Checkpoint] = []
         try:
             files.extend(open_checkpoint(path) for _, path in paths)
-            settings = ForwardSettings(plan.chunk_tokens, float8_matmul=placement.float8_matmul)
+            self.attention = attention_of(files[0].identity, placement, plan)
+            settings = ForwardSettings(
+                plan.chunk_tokens, attention=self.attention.backend, float8_matmul=placement.float8_matmul
+            )
             if placement.device.type != "cpu":
                 self.store = BlockStore(
                     files,

@@ -25,6 +25,7 @@ from ..errors import InputError, OutputError, RunError
 from ..memory.chart import draw
 from ..memory.explain import explain
 from ..memory.facts import gather
+from ..memory.plan import Plan
 from ..memory.purge import empty_device_cache
 from ..memory.record import MemoryRecord
 from ..memory.report import plan_line, planned_peaks
@@ -32,6 +33,7 @@ from ..quant.float8_matmul import float8_units
 from ..quant.triton_support import triton_refusal
 from .decode import decode_to
 from .denoise import denoise
+from .experts import attention_of
 from .files import ModelFiles
 from .loras import load_loras
 from .placement import Placement
@@ -152,7 +154,7 @@ def generate(
             nn.Module.to(vae, placement.device)
             decode_to(vae, vae_file.identity.variant, latents, writer)
             record.end()
-        report = _report(files, identities, settings, placement, record)
+        report = _report(files, identities, settings, placement, plan, record)
         report |= {"loras": list(loras.applied), "plan": plan.to_json()}
     # The writer has renamed the file: from here on the video exists.
     try:
@@ -251,6 +253,7 @@ def _report(
     identities: list[Identity],
     settings: Settings,
     placement: Placement,
+    plan: Plan,
     record: MemoryRecord,
 ) -> dict[str, Any]:
     names = ("width", "height", "num_frames", "steps", "high_steps", "seed", "sampler", "shift", "boundary_ratio")
@@ -269,6 +272,7 @@ def _report(
         "kernels": {
             "fp8_matmul": placement.float8_matmul is None and float8_units(placement.device),
             "triton": triton_refusal(placement.device) or "used",
+            "attention": str(attention_of(identities[0], placement, plan)),
         },
         "memory": record.to_json(),
     }

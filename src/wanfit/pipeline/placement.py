@@ -8,6 +8,7 @@ from typing import cast, get_args
 
 import torch
 
+from ..blocks import ATTENTION, choose_attention
 from ..errors import InputError
 from ..offload import Policy
 
@@ -23,6 +24,7 @@ class Placement:
     Args:
         text: `cpu`, or `stream` through the device.
         float8_matmul: see `ForwardSettings`.
+        attention: a name of `blocks.ATTENTION`.
         policy: of the transformer's blocks, see `BlockStore`.
         vram_budget: bytes of device memory for the denoising; None for what is free.
         ram_budget: bytes of host memory for the blocks; None for a share of what is free.
@@ -34,6 +36,7 @@ class Placement:
     text: str
     chunk_tokens: int
     float8_matmul: bool | None
+    attention: str
     policy: Policy
     vram_budget: int | None
     ram_budget: int | None
@@ -46,6 +49,7 @@ def choose_placement(
     text: str = "auto",
     chunk_tokens: int = 4096,
     fp8_matmul: bool = True,
+    attention: str = "auto",
     policy: str = "auto",
     vram_budget_gib: float | None = None,
     ram_budget_gib: float | None = None,
@@ -83,10 +87,17 @@ def choose_placement(
         ("cpu" if target.type == "cpu" else "stream") if text == "auto" else text,
         chunk_tokens,
         None if fp8_matmul else False,
+        _attention(attention, target),
         _policy(policy),
         _bytes("vram_budget", vram_budget_gib),
         _bytes("ram_budget", ram_budget_gib),
     )
+
+
+def _attention(value: str, device: torch.device) -> str:
+    if device.type != "cuda" or value not in ATTENTION:
+        choose_attention(value, device, torch.float32, 128, 1)  # names what cannot be before anything is read
+    return value
 
 
 def _policy(value: str) -> Policy:
