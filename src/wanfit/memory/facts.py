@@ -14,14 +14,15 @@ from .nvml import open_gpu
 from .record import MemoryRecord
 
 
-def gather(device: torch.device, dtype: torch.dtype, record: MemoryRecord | None = None) -> Facts:
+def gather(device: torch.device, dtype: torch.dtype, record: MemoryRecord | None = None, *, stage: str = "") -> Facts:
     """What is known now. Must not fail: what cannot be read is left out.
 
     Args:
         dtype: of the VAE. record: of the run; its running or last stage is the one that failed.
+        stage: where there is no record.
     """
-    stage = None if record is None else record.running or next(reversed(record.stages), None)
-    planned = None if stage is None or stage.planned is None else stage.planned.vram_needed
+    last = None if record is None else record.running or next(reversed(record.stages), None)
+    planned = None if last is None or last.planned is None else last.planned.vram_needed
     free = total = None
     others: tuple[tuple[int, str, int], ...] = ()
     if device.type == "cuda":
@@ -37,7 +38,7 @@ def gather(device: torch.device, dtype: torch.dtype, record: MemoryRecord | None
                 if process.pid != os.getpid()
             )
     return Facts(
-        stage="" if stage is None else stage.name,
+        stage=stage if last is None else last.name,
         planned_vram=planned,
         vram_free=free,
         vram_total=total,
