@@ -34,3 +34,7 @@ class Fp8Blocks:
         if name.startswith("blocks.") and len(stored.shape) == 2 and stored.format in _WIDE:
             stored = self._converted[name] = to_fp8(stored)
         return stored
+
+    def forget(self, name: str) -> None:
+        """See `Checkpoint.forget`."""
+        self._checkpoint.forget(name)

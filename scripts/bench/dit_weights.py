@@ -98,6 +98,9 @@ class RepeatedFile:
     def load(self, name: str) -> StoredWeight:
         return self._block[self.tensors[name]]
 
+    def forget(self, name: str) -> None:
+        """Nothing is mapped."""
+
 
 class DiskFile:
     """`StoredTensors` over a real file that holds the block's bytes once for each of `count` blocks."""
@@ -124,6 +127,12 @@ class DiskFile:
         index, key = self.tensors[name]
         size = self._layout.nbytes
         return self._layout.view(self._file.tensor(index * size, size, torch.uint8, (size,)))[key]
+
+    def forget(self, name: str) -> None:
+        index, key = self.tensors[name]
+        size = self._layout.nbytes
+        if key == "modulation":  # once for each block
+            self._file.forget(index * size, size)
 
 
 def build(source: WeightSource, ladder: Ladder, layers: int, device: torch.device) -> LeanTransformer:

@@ -52,6 +52,9 @@ class MemoryFile:
         self.loads += 1
         return self._weights[name]
 
+    def forget(self, name: str) -> None:
+        """Nothing is mapped."""
+
 
 def numbered_file(count: int, width: int = 64, first: int = 0) -> MemoryFile:
     """Blocks whose one large tensor holds nothing but `first` + the block's number."""

@@ -26,12 +26,12 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.size, data = 0, b""
+        self.size, self._map = 0, None
         try:
             with path.open("rb") as file:
                 self.size = file.seek(0, 2)
                 if self.size:
-                    data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise CheckpointError(
                 "file_unreadable",
@@ -39,12 +39,12 @@ class MappedFile:
                 f"{path} cannot be opened: {error.strerror or error}",
                 "Check the permissions, and that no other program holds the file",
             ) from error
-        if not self.size:
+        if self._map is None:
             raise CheckpointError("file_damaged", "inspect", f"{path} is empty (0 bytes)", "Download it again")
         with warnings.catch_warnings():
             # torch warns once a process that the map is not writable; StoredWeight is read-only by contract.
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            self._bytes: torch.Tensor | None = torch.frombuffer(data, dtype=torch.uint8)
+            self._bytes: torch.Tensor | None = torch.frombuffer(self._map, dtype=torch.uint8)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """A copy of a few bytes; shorter at the end of the file."""
@@ -63,6 +63,15 @@ class MappedFile:
             data = data.clone()
         return data.view(dtype).view(shape)
 
+    def forget(self, offset: int, nbytes: int) -> None:
+        """Take these pages out of the process's memory: what is needed again comes from the system's cache or disk.
+
+        Views stay valid. Linux and macOS; elsewhere the system drops pages of its own accord, when memory is short.
+        """
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, min(offset + nbytes, self.size) - start)
+
     def _view(self, offset: int, nbytes: int) -> torch.Tensor:
         if self._bytes is None:
             raise ValueError(f"{self.path} is closed")
@@ -74,4 +83,4 @@ class MappedFile:
         The map itself is never closed by hand: torch's views do not protect it, so that would leave them
         pointing at unmapped memory.
         """
-        self._bytes = None
+        self._bytes = self._map = None

@@ -90,6 +90,11 @@ class Checkpoint:
             del params["input_scale"]  # 1.0 is how the files say that none was measured
         return StoredWeight(stored.format, stored.shape, _data(stored), params, stored.options)
 
+    def forget(self, name: str) -> None:
+        """Take a tensor that was read out of the process's memory, see `MappedFile.forget`; views stay valid."""
+        raw = self._tensors[name].raw
+        raw.file.forget(raw.offset, raw.nbytes)
+
     def load_extra(self, name: str) -> torch.Tensor:
         """A tensor of `extras`, as a view of the memory map."""
         return self._extras[name].view()

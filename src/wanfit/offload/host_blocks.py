@@ -12,7 +12,7 @@ import torch
 from .host_cache import HostCache, Place
 from .host_memory import HostBuffer
 from .lane import Marker
-from .layout import BlockFile
+from .layout import Blocks
 from .trace import Key, Trace
 
 _P = ParamSpec("_P")
@@ -45,7 +45,7 @@ class HostBlocks:
 
     def __init__(
         self,
-        files: Sequence[BlockFile],
+        files: Sequence[Blocks],
         places: int,
         stages: int,
         pin_for: torch.device | None,
@@ -227,7 +227,9 @@ class HostBlocks:
             place.last_copy.synchronize()
         memory = place.memory(self._pin_for)
         self._trace.add("read", key, "cache")
-        self._files[key[0]].read(key[1], memory)
+        file = self._files[key[0]]
+        file.read(key[1], memory)
+        file.forget(key[1])  # or it would be in memory twice
 
     def _fill_stage(self, key: Key, stage: _Stage, kept: Place | None) -> None:
         if stage.last_copy is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -16,6 +16,7 @@ ALIGNMENT = 256
 """Bytes. What CUDA's matrix kernels like best; every dtype can be read from such an offset."""
 
 
+@runtime_checkable
 class StoredTensors(Protocol):
     """What the weight path needs of a checkpoint."""
 
@@ -26,6 +27,10 @@ class StoredTensors(Protocol):
 
     def load(self, name: str) -> StoredWeight:
         """A view of the memory-mapped file."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """The tensor was copied: its pages of the file need not stay in memory."""
         ...
 
 
@@ -80,6 +85,28 @@ class BlockLayout:
         }
 
 
+class Blocks(Protocol):
+    """Blocks that can be read, each into one buffer."""
+
+    @property
+    def layouts(self) -> Sequence[BlockLayout]: ...
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest block."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int, buffer: torch.Tensor) -> None:
+        """Copy block `index` into `buffer`."""
+        ...
+
+    def forget(self, index: int) -> None:
+        """Block `index` will not be read again soon."""
+        ...
+
+
 class BlockFile:
     """The blocks of one checkpoint: names, layouts, reading."""
 
@@ -114,3 +141,8 @@ class BlockFile:
     def read(self, index: int, buffer: torch.Tensor) -> None:
         """Copy block `index` from the file into `buffer`; the pages come from disk or the system's cache."""
         self.layouts[index].write(self._load(index), buffer)
+
+    def forget(self, index: int) -> None:
+        """Take the block's pages of the file out of the process's memory."""
+        for name in self._names[index].values():
+            self._checkpoint.forget(name)
