@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import comfy.model_detection
@@ -24,6 +25,8 @@ from .runtime import EngineRuntime
 
 _PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _KEY = "wanfit"
+_WORDS = {"num_frames": "length"}
+"""Of ComfyUI's nodes that make latents: while it samples, the sampler may be anyone's."""
 
 
 def load_models(checkpoints: Sequence[Checkpoint], *, to_fp8: bool = False) -> list[EnginePatcher]:
@@ -70,17 +73,24 @@ def _around_sampling(executor: Callable[..., Any], *args: Any, **kwargs: Any) ->
     guider = executor.class_obj
     patcher: EnginePatcher = guider.model_patcher
     runtime = patcher.runtime
-    conditions.check(runtime.checkpoint.identity, args[1], guider.conds)
     runtime.preparing = weakref.proxy(patcher)
     try:
-        with errors.explained("denoise"):
+        with errors.in_words_of(_WORDS, "denoise"), _with_advice(patcher):
+            conditions.check(runtime.checkpoint.identity, args[1], guider.conds)
             return executor(*args, **kwargs)
-    except (BudgetError, RunError) as error:
-        error.add_change(resume.advice(patcher))
-        raise
     finally:
         runtime.preparing = None
         runtime.release()
+
+
+@contextmanager
+def _with_advice(patcher: EnginePatcher) -> Iterator[None]:
+    try:
+        with errors.explained("denoise"):
+            yield
+    except (BudgetError, RunError) as error:
+        error.add_change(resume.advice(patcher))
+        raise
 
 
 def _placeholders(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import comfy.sd
-from comfy_execution.graph import ExecutionBlocker
 
 from ...src.wanfit.errors import InputError
+from .no_model import NoModel
 from .patcher import EnginePatcher
 from .policy import Policy
 from .runtime import POLICY_KEY
@@ -18,16 +18,16 @@ _GIB = 2**30
 def with_policy(
     model: Any, model_low: Any, mode: str, vram_gib: float, ram_gib: float, attention: str
 ) -> tuple[Any, Any]:
-    """Clones of the models with that policy; a blocker for a missing `model_low`.
+    """Clones of the models with that policy; a `NoModel` for a missing `model_low`.
 
     Raises:
         InputError: part_unsupported for a MODEL that is not WanFit's; number_invalid for a budget below the floor.
     """
     policy = Policy(mode, int(vram_gib * _GIB), int(ram_gib * _GIB), attention)
-    low = ExecutionBlocker("WanFitOffloadPolicy: model_low is not connected, and another node uses it")
-    return _apply(model, policy, "transformer"), low if model_low is None else _apply(
-        model_low, policy, "transformer_2"
-    )
+    low = NoModel("<model_low> of WanFitOffloadPolicy is not connected", "Connect it there, or use model")
+    if model_low is not None:
+        low = _apply(model_low, policy, "transformer_2")
+    return _apply(model, policy, "transformer"), low
 
 
 def _apply(model: Any, policy: Policy, role: str) -> Any:
