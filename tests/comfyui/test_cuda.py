@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from comfy_graphs import Graph, core_model, wanfit_model, watched
-from comfy_names import DEEP, HIGH, HIGH_FP8, HIGH_GGUF, LORA, LOW, TEXT, VAE, is_old, relative_error
+from comfy_names import DEEP, HIGH, HIGH_FP8, HIGH_FP8_PLAIN, HIGH_GGUF, LORA, LOW, TEXT, VAE, is_old, relative_error
 from comfyui_server import PromptFailed, Server, Tree, find_trees, prepare_base
 
 from wanfit.tiny.layouts import write_plain
@@ -83,13 +83,20 @@ def test_the_way_is_the_one_meant(card: Server, request: pytest.FixtureRequest) 
     assert card.get("/system_stats")["devices"][0]["type"] == "cuda"
 
 
-@pytest.mark.parametrize(("file", "lora"), [(HIGH, False), (HIGH, True), (HIGH_FP8, False)])
-def test_equals_core(card: Server, file: str, lora: bool) -> None:
-    reference = HIGH if is_old(card.tree) else file  # 0.3.64 casts norms of scaled fp8 files to fp8
-    bound = 0.1 if reference != file else HALF
-    error = relative_error(sampled(card, file, lora=lora), sampled(card, reference, core=True, lora=lora))
-    print(f"\n{card.tree.version} {file} {'LoRA ' if lora else ''}relative error {error:.2e}")
-    assert error < bound
+@pytest.mark.parametrize("lora", [False, True])
+def test_equals_core(card: Server, lora: bool) -> None:
+    error = relative_error(sampled(card, HIGH, lora=lora), sampled(card, HIGH, core=True, lora=lora))
+    print(f"\n{card.tree.version} bf16 {'with a LoRA ' if lora else ''}relative error {error:.2e}")
+    assert error < HALF
+
+
+def test_fp8_is_no_further_off_than_core(card: Server) -> None:
+    """Both multiply in fp8 on this card, with activations rounded to 3 bits, each in its own way; 0.3.64 does not,
+    and rounds norms and biases instead. The reference are the same weights dequantised."""
+    reference = sampled(card, HIGH_FP8_PLAIN, core=True)
+    ours, core = (relative_error(sampled(card, HIGH_FP8, core=core), reference) for core in (False, True))
+    print(f"\n{card.tree.version} fp8 from the dequantised file: {ours:.2e}, ComfyUI's own {core:.2e}")
+    assert ours < 1.5 * core
 
 
 def test_gguf_equals_core_within_its_quantisation(card: Server) -> None:
@@ -127,14 +134,19 @@ def test_text_encoder_and_decode(card: Server) -> None:
             graph.add("TestSaveTensor", image=graph.add(node, samples=latent, vae=vae, **more), name=name)
         ours = result(card, graph, "ours")
         images.append(ours)
-        difference = np.abs(ours - np.load(card.base / "output" / "core.npy")).max()
-        print(f"\n{card.tree.version} decode, {device} text: largest difference from core {difference:.1e}")
-        assert difference < 2e-2  # bf16
-    assert relative_error(images[0], images[1]) < 5e-2
+        core = np.load(card.base / "output" / "core.npy")
+        error = relative_error(ours, core)
+        print(
+            f"\n{card.tree.version} decode, {device} text: {error:.1e} from core, at most {np.abs(ours - core).max():.1e}"
+        )
+        assert error < 1e-2  # bf16, other convolution shapes
+    error = relative_error(images[0], images[1])
+    print(f"\n{card.tree.version} text on the card and on the CPU: the pictures differ by {error:.1e}")
+    assert error < 5e-2
 
 
 def test_cancel_in_a_step(card: Server) -> None:
-    """Inside of block 3 of 8 of the third forward: no other block begins, and the memory comes back."""
+    """Inside of block 3 of 8 of the third forward: no other block is computed, and the memory comes back."""
     expected = sampled(card, HIGH)
     held, resident = allocated(card), rss(card)
     graph = Graph()
@@ -143,7 +155,7 @@ def test_cancel_in_a_step(card: Server) -> None:
     assert any(kind == "execution_interrupted" for kind, _ in entry["status"]["messages"])
     log = (card.base / "output" / "watch.txt").read_text().split("\n")
     assert log.count("end 1.7") == 1
-    after = [line for line in log[log.index("interrupt 2.3") + 1 :] if line]
+    after = [line for line in log[log.index("interrupt 2.3") + 1 :] if line.startswith("end")]
     assert after in ([], ["end 2.3"])
     stopped = allocated(card)
     assert (sampled(card, HIGH) == expected).all()
@@ -194,4 +206,4 @@ def test_a_full_card_is_explained(card: Server) -> None:
     graph = Graph()
     graph.sample(graph.add("TestFillDevice", model=wanfit_model(graph, DEEP), leave=-1.0), "free")
     result(card, graph, "free")
-    assert "GiB" in str(caught.value) and "[" in str(caught.value)
+    assert "budget_exceeded" in str(caught.value) and "length" in str(caught.value)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comfy_graphs import Graph, core_model, wanfit_model
-from comfy_names import HIGH, HIGH_GGUF, LOW, LOW_GGUF, T2V_HIGH, TEXT, TI2V, VAE, WAN21, relative_error
+from comfy_names import HIGH, HIGH_GGUF, LORA, LOW, LOW_GGUF, T2V_HIGH, TI2V, VAE, WAN21, relative_error
 from comfyui_server import PromptFailed, Server
 
 
@@ -40,20 +40,6 @@ def test_a_policy_does_not_change_the_result(run: Any, policy: str) -> None:
     plain = Graph()
     plain.sample(core_model(plain, HIGH), "plain")
     assert relative_error(run(graph)["placed"], run(plain)["plain"]) < 1e-4
-
-
-def test_text_encoder_from_gguf(run: Any, server: Server) -> None:
-    """The 24 layers of ComfyUI's own UMT5, with tiny stored weights in their linears."""
-    graph = Graph()
-    clip = graph.add("WanFitTextEncoderLoader", text_encoder=TEXT, device="cpu")
-    positive = graph.add("CLIPTextEncode", clip=clip, text="a cat")
-    result = graph.add(
-        "KSampler", model=wanfit_model(graph, HIGH), positive=positive, negative=positive, seed=1, steps=1, cfg=1.0,
-        sampler_name="euler", scheduler="simple", denoise=1.0,
-        latent_image=graph.add("EmptyHunyuanLatentVideo", width=64, height=48, length=5, batch_size=1),
-    )  # fmt: skip
-    graph.add("TestSaveTensor", latent=result, name="text")
-    assert np.isfinite(run(graph)["text"]).all()
 
 
 def test_probe_and_purge_in_a_graph_without_other_wanfit_nodes(run: Any, server: Server) -> None:
@@ -105,10 +91,22 @@ def test_experts_of_two_models(server: Server) -> None:
     assert "pair_mismatch" in refused(server, graph)
 
 
-def test_a_missing_low_expert_is_an_error_only_when_it_is_used(server: Server) -> None:
+@pytest.mark.parametrize("through", ["", "LoraLoaderModelOnly", "WanFitOffloadPolicy"])
+def test_a_missing_low_expert_is_an_error_of_the_node_that_uses_it(server: Server, through: str) -> None:
     graph = Graph()
-    graph.sample([wanfit_model(graph, HIGH)[0], 1], "x")
-    assert server.wait(server.queue(graph.prompt))["outputs"] == {}  # the message goes to the web page alone
+    model = wanfit_model(graph, HIGH)
+    low = [model[0], 1]
+    policy = {"policy": "auto", "vram_budget": 0.0, "ram_budget": 0.0, "attention": "comfyui"}
+    if through == "LoraLoaderModelOnly":
+        low = graph.add(through, model=low, lora_name=LORA, strength_model=1.0)
+    elif through == "WanFitOffloadPolicy":
+        low = [graph.add(through, model=model, **policy)[0], 1]
+    graph.sample(low, "x")
+    with pytest.raises(PromptFailed) as caught:
+        server.run(graph.prompt)
+    assert caught.value.details["node_type"] == (through if through.startswith("Lora") else "KSampler")
+    assert "part_missing" in str(caught.value) and "model_low" in str(caught.value)
+    assert (through or "WanFitLoader") in str(caught.value) or through.startswith("Lora")
 
 
 def test_policy_refuses_other_models(server: Server) -> None:

@@ -19,11 +19,24 @@ class Graph:
         return [node_id, 0]
 
     def sample(
-        self, model: list[Any], name: str, *, seed: int = 7, steps: int = 4, cfg: float = 3.5, **latent: int
+        self,
+        model: list[Any],
+        name: str,
+        *,
+        seed: int = 7,
+        steps: int = 4,
+        cfg: float = 3.5,
+        tokens: int = 16,
+        **latent: int,
     ) -> str:
-        """KSampler euler/simple from an empty latent; the result is written as `name`. Returns the sampler's id."""
+        """KSampler euler/simple from an empty latent; the result is written as `name`. Returns the sampler's id.
+
+        Args:
+            tokens: of text.
+            latent: inputs of EmptyHunyuanLatentVideo.
+        """
         size = {"width": 80, "height": 64, "length": 9, "batch_size": 1, **latent}
-        positive, negative = self.add("TestConditioning", seed=1), self.add("TestConditioning", seed=2)
+        positive, negative = (self.add("TestConditioning", seed=seed, tokens=tokens) for seed in (1, 2))
         result = self.add(
             "KSampler", model=model, positive=positive, negative=negative, seed=seed, steps=steps, cfg=cfg,
             sampler_name="euler", scheduler="simple", denoise=1.0,

@@ -19,11 +19,12 @@ class TestConditioning:
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"seed": ("INT", {"default": 0})}}
+        return {"required": {"seed": ("INT", {"default": 0})}, "optional": {"tokens": ("INT", {"default": 16})}}
 
-    def run(self, seed):
+    def run(self, seed, tokens=16):
+        """A text encoder gives 512 tokens; projecting those is most of a tiny model's time."""
         generator = torch.Generator().manual_seed(seed)
-        return ([[torch.randn(1, 512, 4096, generator=generator), {}]],)
+        return ([[torch.randn(1, tokens, 4096, generator=generator), {}]],)
 
 
 class TestSaveTensor:
@@ -36,11 +37,13 @@ class TestSaveTensor:
     def INPUT_TYPES(cls):
         return {
             "required": {"name": ("STRING", {"default": "x"})},
-            "optional": {"image": ("IMAGE",), "latent": ("LATENT",)},
+            "optional": {"image": ("IMAGE",), "latent": ("LATENT",), "conditioning": ("CONDITIONING",)},
         }
 
-    def run(self, name, image=None, latent=None):
+    def run(self, name, image=None, latent=None, conditioning=None):
         tensor = image if latent is None else latent["samples"]
+        if conditioning is not None:
+            tensor = conditioning[0][0]
         np.save(Path(folder_paths.get_output_directory()) / f"{name}.npy", tensor.float().cpu().numpy())
         return {"ui": {"text": [name]}}
 
