@@ -1,8 +1,10 @@
-"""Real ComfyUI servers on the CPU, with the pack linked in and tiny models."""
+"""Real ComfyUI servers on the CPU, with the pack as the registry would get it, and tiny models."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,9 +107,31 @@ def tree(request: pytest.FixtureRequest) -> Tree:
 
 
 @pytest.fixture(scope="session")
-def server(tree: Tree, tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The zip that the registry would get: `comfy node validate` and `comfy node pack` over this working tree."""
+    source = tmp_path_factory.mktemp("package")
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
+    for command in (["git", "init", "--quiet"], ["git", "add", "--all"]):
+        subprocess.run(command, cwd=source, check=True)
+    comfy = [str(Path(sys.executable).with_name("comfy")), "--skip-prompt", "--no-enable-telemetry", "node"]
+    said = [
+        subprocess.run([*comfy, verb], cwd=source, capture_output=True, text=True, check=True)
+        for verb in ("validate", "pack")
+    ]
+    assert "All validation checks passed" in said[0].stdout + said[0].stderr
+    assert "issues" not in said[0].stdout + said[0].stderr
+    return source / "node.zip"
+
+
+@pytest.fixture(scope="session")
+def server(tree: Tree, package: Path, tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     base = tmp_path_factory.mktemp(f"base-{tree.version}")
-    prepare_base(base, {"wanfit": ROOT, "test_pack": Path(__file__).parent / "pack"})
+    prepare_base(base, {"test_pack": Path(__file__).parent / "pack"})
+    shutil.unpack_archive(package, base / "custom_nodes" / "wanfit")
     for file in tiny_models.rglob("*.*"):
         os.link(file, base / "models" / file.relative_to(tiny_models))
     write_plain(base / "models" / "vae" / VAE, tiny_vae(base_dim=96 if is_old(tree) else 16), dtype=torch.bfloat16)
