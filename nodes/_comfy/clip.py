@@ -64,30 +64,34 @@ def _refuse_new_formats_on_old_core(path: Path, checkpoint: Checkpoint) -> None:
 class StoredModule(nn.Module):
     """A linear or an embedding without memory of its own until `fill`; then the file's stored bytes.
 
-    The bytes are buffers, so ComfyUI counts and moves them.
+    The bytes are buffers, so ComfyUI counts and moves them. Back in RAM they are views of the file's memory map
+    again, not copies.
     """
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
-        self.template: StoredWeight | None = None
-        self.roles: tuple[str, ...] = ()
+        self.mapped: StoredWeight | None = None
 
     def fill(self, weight: StoredWeight) -> None:
         """Take over a stored weight; the buffers are views of its memory map."""
-        self.template = weight.to("meta")
-        self.roles = tuple(weight.params)
+        self.mapped = weight
         self.register_buffer("data", weight.data, persistent=True)
-        for role in self.roles:
-            self.register_buffer(f"param_{role}", weight.params[role], persistent=True)
+        for role, tensor in weight.params.items():
+            self.register_buffer(f"param_{role}", tensor, persistent=True)
 
     def stored_on(self, device: torch.device) -> StoredWeight:
         """The stored weight on `device`: itself when it is there already."""
-        template = self.template
-        if template is None:
+        mapped = self.mapped
+        if mapped is None:
             raise CheckpointError("tensors_missing", "text", "a part of the text encoder was not in its file")
-        params = {role: self.get_buffer(f"param_{role}") for role in self.roles}
-        here = StoredWeight(template.format, template.shape, self.get_buffer("data"), params, template.options)
-        return here.to(device)
+        params = {role: self.get_buffer(f"param_{role}") for role in mapped.params}
+        return StoredWeight(mapped.format, mapped.shape, self.get_buffer("data"), params, mapped.options).to(device)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> StoredModule:
+        super()._apply(fn, recurse)
+        if self.mapped is not None and self.get_buffer("data").device.type == "cpu":
+            self.fill(self.mapped)
+        return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *_: Any) -> None:
         state_dict.pop(prefix + "weight", None)

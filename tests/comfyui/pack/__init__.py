@@ -171,5 +171,26 @@ class TestFillDevice:
         return (model,)
 
 
-_ALL = (TestConditioning, TestSaveTensor, TestLatent, TestBlockPatch, TestWatchBlocks, TestFillDevice)
+class TestMoveText:
+    """Copies a text encoder's tensors, as moves to a device and back do; says how many did not come back to the file."""
+
+    RETURN_TYPES = ("CLIP", "STRING")
+    FUNCTION = "run"
+    CATEGORY = "test"
+    OUTPUT_NODE = True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"clip": ("CLIP",)}}
+
+    def run(self, clip):
+        model = clip.patcher.model
+        before = {name: tensor.data_ptr() for name, tensor in model.named_buffers() if tensor.numel() > 1}
+        model._apply(lambda tensor: tensor.clone())
+        after = {name: tensor.data_ptr() for name, tensor in model.named_buffers() if tensor.numel() > 1}
+        moved = sum(before[name] != after[name] for name in before)
+        return {"ui": {"text": [f"{moved} of {len(before)}"]}, "result": (clip, "")}
+
+
+_ALL = (TestConditioning, TestSaveTensor, TestLatent, TestBlockPatch, TestWatchBlocks, TestFillDevice, TestMoveText)
 NODE_CLASS_MAPPINGS = {cls.__name__: cls for cls in _ALL}
