@@ -7,6 +7,8 @@ from typing import Any
 
 from comfy_api.v0_0_2 import io
 
+ATTENTION = ("auto", "sdpa", "cudnn", "flash", "efficient", "xformers", "sageattention", "comfy_kitchen")
+"""The engine's names: this module is imported before torch may be."""
 NAMES = {"vram_budget": "vram_budget", "ram_budget": "ram_budget", "transformer": "model", "transformer_2": "model_low"}
 
 
@@ -22,7 +24,7 @@ def _advanced(widget: Any) -> Callable[..., Any]:
 
 
 class WanFitOffloadPolicy(io.ComfyNode):
-    """Changes only how weights are placed, never the result."""
+    """Changes how weights are placed, never the result; `attention` and `fp8_matmul` change its rounding."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -62,10 +64,18 @@ class WanFitOffloadPolicy(io.ComfyNode):
                 ),
                 _advanced(io.Combo.Input)(
                     "attention",
-                    options=["comfyui", "sdpa"],
+                    options=["comfyui", *ATTENTION],
                     default="comfyui",
-                    tooltip="comfyui: the attention that ComfyUI was started with or another node chose. sdpa: "
-                    "PyTorch's own, exact.",
+                    tooltip="comfyui: the attention that ComfyUI was started with or another node chose. auto: the "
+                    "fastest exact one on this card, measured once. sdpa, cudnn, flash, efficient: PyTorch's own. "
+                    "sageattention, comfy_kitchen round to 8 bits. What is not installed is refused.",
+                ),
+                _advanced(io.Boolean.Input)(
+                    "fp8_matmul",
+                    default=True,
+                    optional=True,
+                    tooltip="Multiply fp8 weights in fp8 on cards that can (from RTX 40). Off: in 16 bit, slower and "
+                    "closer to the file's values.",
                 ),
             ],
             outputs=[
@@ -83,8 +93,10 @@ class WanFitOffloadPolicy(io.ComfyNode):
         ram_budget: float,
         attention: str,
         model_low: object | None = None,
+        fp8_matmul: bool = True,
     ) -> io.NodeOutput:
         from ._comfy import errors, place
 
         with errors.in_words_of(NAMES):
-            return io.NodeOutput(*place.with_policy(model, model_low, policy, vram_budget, ram_budget, attention))
+            placed = place.with_policy(model, model_low, policy, vram_budget, ram_budget, attention, fp8_matmul)
+            return io.NodeOutput(*placed)

@@ -120,7 +120,7 @@ def build(name: str, recipe: Any, recipes: Any, version: str) -> dict[str, Any]:
     )  # fmt: skip
     pair = recipe.split > 0
     placed = canvas.add(
-        "WanFitOffloadPolicy", (480, 0), [recipe.policy, recipe.vram_budget, 0.0, "comfyui"],
+        "WanFitOffloadPolicy", (480, 0), [recipe.policy, recipe.vram_budget, 0.0, "comfyui", True],
         {"model": high, "model_low": low if pair else "MODEL"}, (("model", "MODEL"), ("model_low", "MODEL")),
         optional=("model_low",), size=(320, 170),
     )  # fmt: skip

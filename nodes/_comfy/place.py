@@ -16,14 +16,14 @@ _GIB = 2**30
 
 
 def with_policy(
-    model: Any, model_low: Any, mode: str, vram_gib: float, ram_gib: float, attention: str
+    model: Any, model_low: Any, mode: str, vram_gib: float, ram_gib: float, attention: str, fp8_matmul: bool
 ) -> tuple[Any, Any]:
     """Clones of the models with that policy; a `NoModel` for a missing `model_low`.
 
     Raises:
         InputError: part_unsupported for a MODEL that is not WanFit's; number_invalid for a budget below the floor.
     """
-    policy = Policy(mode, int(vram_gib * _GIB), int(ram_gib * _GIB), attention)
+    policy = Policy(mode, int(vram_gib * _GIB), int(ram_gib * _GIB), attention, fp8_matmul)
     low = NoModel("<model_low> of WanFitOffloadPolicy is not connected", "Connect it there, or use model")
     if model_low is not None:
         low = _apply(model_low, policy, "transformer_2")

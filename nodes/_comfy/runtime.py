@@ -14,13 +14,15 @@ import comfy.model_management
 import torch
 
 from ...src.wanfit.blocks import (
+    AttentionBackend,
     BlockPatches,
     BlockShape,
     ForwardSettings,
     LowRank,
     WeightSource,
     activation_bytes,
-    sdpa,
+    choose_attention,
+    require_finite,
 )
 from ...src.wanfit.checkpoint import Checkpoint
 from ...src.wanfit.memory.alarm import Alarm
@@ -71,6 +73,8 @@ class EngineRuntime:
         self._model: weakref.ref[Any] | None = None
         self._source: tuple[torch.device, WeightSource] | None = None
         self._patches: tuple[Any, dict[int, BlockPatches]] = (None, {})
+        self._attention: AttentionBackend | None = None
+        """The engine's own, while the policy asks for it."""
         self._rotary: tuple[weakref.ref[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
         RUNTIMES.add(self)
 
@@ -102,13 +106,17 @@ class EngineRuntime:
 
         if self._source is None or self._source[0] != x.device:
             policy = self._policy()
+            self._attention = self._engine_attention(policy, x)
             budget = self._weight_budget(policy, x.device, x.shape)
             self._source = x.device, self.placement.source(self._expert, x.device, policy, budget)
-            self._settings = ForwardSettings(CHUNK_TOKENS)
+            self._settings = ForwardSettings(CHUNK_TOKENS, float8_matmul=None if policy.fp8_matmul else False)
         if self.alarm is None or self.alarm.device != x.device:
             self.alarm = Alarm(x.device)
         self._ladder = Ladder(self._settings, self.placement.store, _say, self.alarm)
-        return self._ladder.run(run)
+        output = self._ladder.run(run)
+        what = "the model's result became NaN or infinite"
+        require_finite(output, what, dtype=self.dtype, patched=bool(self._current_patches()), given=x)
+        return output
 
     @contextmanager
     def onload(self, index: int, device: torch.device, transformer_options: dict[str, Any]) -> Iterator[BlockCall]:
@@ -169,8 +177,7 @@ class EngineRuntime:
         return self.placement.release_host()
 
     def _activation_bytes(self, input_shape: Sequence[int]) -> int:
-        batch, _, frames, height, width = input_shape
-        tokens = frames * -(-height // 2) * -(-width // 2)
+        batch, tokens = input_shape[0], _tokens(input_shape)
         itemsize = torch.finfo(self.dtype).bits // 8
         settings = ForwardSettings(CHUNK_TOKENS)
         blocks = activation_bytes(self.shape, settings, batch=batch, tokens=tokens, itemsize=itemsize)
@@ -213,10 +220,25 @@ class EngineRuntime:
             self._patches = (patcher.patches_uuid, lora.collect(patcher.patches, self.block_shapes()))
         return self._patches[1]
 
+    def _engine_attention(self, policy: Policy, x: torch.Tensor) -> AttentionBackend | None:
+        """Measured, if need be, before the weights are on the device."""
+        if policy.attention == "comfyui":
+            return None
+        choice = choose_attention(policy.attention, x.device, self.dtype, self.shape.head_dim, _tokens(x.shape))
+        if choice.measured:
+            logging.info("WanFit: attention %s", choice)
+        return choice.backend
+
     def _call_settings(self, transformer_options: dict[str, Any]) -> ForwardSettings:
-        attention = options.attention_of(transformer_options) if self._policy().attention == "comfyui" else sdpa
+        attention = self._attention or options.attention_of(transformer_options)
         check = comfy.model_management.throw_exception_if_processing_interrupted
         return dataclasses.replace(self._settings, attention=attention, check_interrupt=check)
+
+
+def _tokens(shape: Sequence[int]) -> int:
+    """Of one video, from its latent's (B, C, T, H, W)."""
+    _, _, frames, height, width = shape
+    return frames * -(-height // 2) * -(-width // 2)
 
 
 def _say(step: str) -> None:

@@ -26,6 +26,7 @@ from comfy_names import (  # noqa: E402
     HIGH_QUANT,
     HIGH_QUANT_PLAIN,
     LORA,
+    LORA_TOO_LARGE,
     LOW,
     LOW_GGUF,
     T2V_HIGH,
@@ -77,6 +78,8 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_plain(experts / TI2V, tiny_transformer("ti2v-5b", seed=5), dtype=bf16)
     write_plain(experts / WAN21, tiny_transformer("i2v-14b", seed=6), dtype=bf16)
     save_file(_lora(high), str(folder / "loras" / LORA))
+    too_large = {name: tensor * 1e25 for name, tensor in _lora(high).items()}
+    save_file(too_large, str(folder / "loras" / LORA_TOO_LARGE))
     text = make_text(TinyShape(d_kv=1, num_heads=64, num_layers=24), seed=8)
     write_text_gguf(text, folder / "text_encoders", "Q8_0")
     return folder

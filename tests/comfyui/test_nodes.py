@@ -7,7 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 from comfy_graphs import Graph, core_model, wanfit_model
-from comfy_names import HIGH, HIGH_GGUF, LORA, LOW, LOW_GGUF, T2V_HIGH, TI2V, VAE, WAN21, relative_error
+from comfy_names import (
+    HIGH,
+    HIGH_GGUF,
+    LORA,
+    LORA_TOO_LARGE,
+    LOW,
+    LOW_GGUF,
+    T2V_HIGH,
+    TEXT,
+    TI2V,
+    VAE,
+    WAN21,
+    relative_error,
+)
 from comfyui_server import PromptFailed, Server
 
 
@@ -40,6 +53,13 @@ def test_a_policy_does_not_change_the_result(run: Any, policy: str) -> None:
     plain = Graph()
     plain.sample(core_model(plain, HIGH), "plain")
     assert relative_error(run(graph)["placed"], run(plain)["plain"]) < 1e-4
+
+
+def test_a_moved_text_encoder_takes_no_copy_in_ram(server: Server, run: Any) -> None:
+    graph = Graph()
+    moved = graph.add("TestMoveText", clip=graph.add("WanFitTextEncoderLoader", text_encoder=TEXT, device="default"))
+    said = run(graph).entry["outputs"][moved[0]]["text"][0]
+    assert said.startswith("0 of ") and int(said.split()[-1]) > 24 * 7  # seven matrices a layer, and the embedding
 
 
 def test_probe_and_purge_in_a_graph_without_other_wanfit_nodes(run: Any, server: Server) -> None:
@@ -146,7 +166,7 @@ def test_wan21_image_model_without_its_image(server: Server) -> None:
     assert "clip_vision_output" in refused(server, graph)
 
 
-@pytest.mark.parametrize("file", [T2V_HIGH, TI2V])
+@pytest.mark.parametrize("file", [T2V_HIGH, TEXT, TI2V])
 def test_an_image_on_a_model_that_takes_none(server: Server, file: str) -> None:
     """ComfyUI's own model ignores it without a word."""
     graph = Graph()
@@ -189,6 +209,26 @@ def test_a_budget_below_the_floor_says_the_floor(server: Server) -> None:
     graph.sample(placed, "x")
     text = refused(server, graph)
     assert "number_invalid" in text and "vram_budget" in text and "smallest" in text
+
+
+def test_attention_that_the_device_has_not_is_refused(server: Server) -> None:
+    graph = Graph()
+    placed = graph.add(
+        "WanFitOffloadPolicy", model=wanfit_model(graph, HIGH), policy="auto", vram_budget=0.0, ram_budget=0.0,
+        attention="flash", fp8_matmul=False,
+    )  # fmt: skip
+    graph.sample(placed, "x")
+    text = refused(server, graph)
+    assert "attention_unavailable" in text and "flash needs a CUDA device" in text
+
+
+def test_nan_stops_the_run_with_its_likely_cause(server: Server) -> None:
+    graph = Graph()
+    model = wanfit_model(graph, HIGH)
+    model = graph.add("LoraLoaderModelOnly", model=model, lora_name=LORA_TOO_LARGE, strength_model=1.0)
+    graph.sample(model, "x", steps=1)
+    text = refused(server, graph)
+    assert "nan_in_latents" in text and "Most likely a LoRA" in text
 
 
 def test_two_videos_in_one_batch(run: Any) -> None:

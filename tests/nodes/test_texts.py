@@ -55,3 +55,10 @@ def test_help_names_every_input_and_output(node: str, page: str) -> None:
         for option in spec[1].get("options", []) if spec[0] == "COMBO" else []:
             if option != "sdpa":
                 assert f"`{option}`" in text or option in ("default",), option
+
+
+def test_the_policy_offers_the_attention_that_the_engine_knows() -> None:
+    from wanfit.blocks import ATTENTION
+
+    (_, widget) = SCHEMA["WanFitOffloadPolicy"]["input"]["required"]["attention"]
+    assert widget["options"] == ["comfyui", *ATTENTION]

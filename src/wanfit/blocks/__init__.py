@@ -3,6 +3,7 @@
 from .adapter import LowRank
 from .attention import AttentionBackend, sdpa
 from .attention_choice import ATTENTION, Choice, choose_attention
+from .finite import require_finite
 from .footprint import activation_bytes, chunk_bytes
 from .forward import block_forward
 from .lean_block import LeanBlock, WeightSource
@@ -26,5 +27,6 @@ __all__ = [
     "block_forward",
     "choose_attention",
     "chunk_bytes",
+    "require_finite",
     "sdpa",
 ]

@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -119,7 +120,9 @@ def _choose(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, 
     q, k, v = (torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(3))
     expected = sdpa(q[:, :_QUERIES].float(), k.float(), v.float())
     candidates = ATTENTION[2:] if name == "auto" else (name,)
-    measured = tuple(_measure(candidate, (q, k, v), expected) for candidate in candidates)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns of each reason for which a kernel refuses
+        measured = tuple(_measure(candidate, (q, k, v), expected) for candidate in candidates)
     ran = [m for m in measured if not m.refusal and (name != "auto" or m.error <= EXACT)]
     best = min(ran, key=lambda m: m.seconds, default=None)
     seconds = time.perf_counter() - began

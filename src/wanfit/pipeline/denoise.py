@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import WanFitError
+from ..blocks import require_finite
 from ..memory.alarm import Alarm
 from ..memory.plan import Plan
 from ..memory.purge import empty_device_cache
@@ -57,13 +57,12 @@ def denoise(
         begin(f"denoise {name}".strip())
 
     def after_step(pipeline: Any, step: int, _: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        if not bool(torch.isfinite(tensors["latents"]).all()):
-            raise WanFitError(
-                "nan_in_latents",
-                "denoise",
-                f"the latents became NaN or infinite in step {step + 1} of {settings.steps}",
-                f"Try another <dtype> than {str(placement.dtype).removeprefix('torch.')}, or another model file",
-            )
+        require_finite(
+            tensors["latents"],
+            f"the latents became NaN or infinite in step {step + 1} of {settings.steps}",
+            dtype=placement.dtype,
+            patched=bool(patches),
+        )
         if progress is not None:
             tensors["latents"] = progress.after_step(tensors["latents"], pipeline.scheduler)
         return tensors
