@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from .oom_text import OomFigures, read_async, read_native
+
 GIB = 2**30
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
 
 LARGE = 0.1
 """Of a card's memory: more than this reserved and unused, or taken by others, is what a failure is put down to."""
@@ -62,20 +62,6 @@ class Explanation:
         return f"{self.what}. {self.change}."
 
 
-@dataclass(frozen=True)
-class _Oom:
-    """The figures of PyTorch's message; None where it has none. `limited`: by a memory fraction of this process."""
-
-    asked: int | None
-    free: int | None
-    total: int | None
-    allocated: int | None
-    unused: int | None
-    in_use: int | None
-    others: tuple[tuple[int, int], ...]
-    limited: bool
-
-
 def explain(error: BaseException, facts: Facts | None = None) -> Explanation | None:
     """The cause of an exception, or None when it is not one that this function knows.
 
@@ -102,12 +88,17 @@ def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation
     asynchronous = text.startswith("Allocation on device") and "exceed allowed memory" in text
     if not (isinstance(error, torch.OutOfMemoryError) or asynchronous or text.startswith("CUDA out of memory")):
         return None
-    figures = _read_async(text) if asynchronous else _read_native(text)
+    figures = read_async(text) if asynchronous else read_native(text)
     at = f" in the stage {facts.stage}" if facts.stage else ""
     asked = _gib(figures.asked) if figures.asked is not None else "more memory"
     free = figures.free if figures.free is not None else facts.vram_free
     total = figures.total if figures.total is not None else facts.vram_total
-    if figures.asked is not None and free is not None and not figures.limited and free >= 1.1 * figures.asked + 2**26:
+    if (
+        figures.asked is not None
+        and free is not None
+        and figures.allowed is None
+        and free >= 1.1 * figures.asked + 2**26
+    ):
         ram = "" if facts.ram_free is None else f" ({_gib(facts.ram_free)} of RAM are left)"
         return Explanation(
             "host memory full",
@@ -115,8 +106,9 @@ def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation
             f"or the page file{ram}",
             _host_advice(facts),
         )
-    if None not in (total, figures.unused, figures.asked) and (figures.unused or 0) >= max(
-        figures.asked or 0, int(LARGE * (total or 0))
+    usable = figures.allowed or total
+    if None not in (usable, figures.unused, figures.asked) and (figures.unused or 0) >= max(
+        figures.asked or 0, int(LARGE * (usable or 0))
     ):
         return Explanation(
             "fragmentation",
@@ -128,7 +120,7 @@ def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation
     others = sum(used for _, used in figures.others) or sum(used for *_, used in facts.others)
     if not others and None not in (total, free, figures.in_use):
         others = max(0, (total or 0) - (free or 0) - (figures.in_use or 0))
-    if total is not None and others >= LARGE * total:
+    if total is not None and figures.allowed is None and others >= LARGE * total:
         return Explanation(
             "another process",
             f"Other programs hold {_gib(others)} of the card's {_gib(total)}{_names(figures, facts)}, and {asked} more "
@@ -144,7 +136,7 @@ def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation
     left = "" if free is None else f", {_gib(free)}{'' if total is None else f' of {_gib(total)}'} were free"
     held = "" if figures.allocated is None else f", {_gib(figures.allocated)} are in use by tensors"
     planned = "" if facts.planned_vram is None else f"; the plan said {_gib(facts.planned_vram)} for this stage"
-    limit = " (this program may not use all of the card)" if figures.limited else ""
+    limit = "" if figures.allowed is None else f" (this program may use {_gib(figures.allowed)})"
     return Explanation(
         "vram full",
         f"The device memory is full{at}: {asked} more were needed{left}{limit}{held}{planned}",
@@ -157,6 +149,14 @@ def _runtime_out_of_memory(error: BaseException, text: str, facts: Facts) -> Exp
     if "CUDA error: out of memory" not in text and "cudaErrorMemoryAllocation" not in text:
         return None
     if facts.vram_free is not None and facts.vram_free < GIB // 2:
+        others = sum(used for *_, used in facts.others)
+        if facts.vram_total is not None and others >= LARGE * facts.vram_total:
+            return Explanation(
+                "another process",
+                f"CUDA itself found no room on the device: other programs hold {_gib(others)} of the card's "
+                f"{_gib(facts.vram_total)}{_names(None, facts)}",
+                "Close them",
+            )
         return Explanation(
             "vram full",
             f"CUDA itself found no room on the device ({_gib(facts.vram_free)} free)",
@@ -166,6 +166,22 @@ def _runtime_out_of_memory(error: BaseException, text: str, facts: Facts) -> Exp
         "host memory full",
         "CUDA could not page-lock host memory: RAM is full, or the system's limit for pinned memory is reached",
         _host_advice(facts),
+    )
+
+
+def _library(error: BaseException, text: str, facts: Facts) -> Explanation | None:
+    """cuBLAS and cuDNN take memory of their own, outside PyTorch's allocator; at the edge they get none."""
+    found = re.search(
+        r"(CUBLAS|CUDNN|CUSOLVER)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED|INTERNAL_ERROR_DEVICE_ALLOC\w*)", text
+    )
+    if found is None:
+        return None
+    left = "" if facts.vram_free is None else f" ({_gib(facts.vram_free)} free)"
+    at = f" in the stage {facts.stage}" if facts.stage else ""
+    return Explanation(
+        "vram full",
+        f"{found[1].replace('CU', 'cu', 1)} found no room on the device for itself{at}{left}",
+        "Give the run a smaller <vram_budget>, so that libraries keep some room",
     )
 
 
@@ -288,6 +304,7 @@ _Rule = Callable[[BaseException, str, Facts], Explanation | None]
 _RULES: Sequence[_Rule] = (
     _out_of_memory,
     _runtime_out_of_memory,
+    _library,
     _pagefile,
     _host_buffer,
     _host_memory,
@@ -306,45 +323,9 @@ def _host_advice(facts: Facts) -> str:
     return "Close other programs, or give a smaller <ram_budget>; in ComfyUI start with --disable-pinned-memory"
 
 
-def _read_native(text: str) -> _Oom:
-    """Source: PyTorch c10/cuda/CUDACachingAllocator.cpp."""
-    return _Oom(
-        asked=_find(rf"Tried to allocate {_SIZE}", text),
-        free=_find(rf"of which {_SIZE} is free", text),
-        total=_find(rf"total capacity of {_SIZE}", text),
-        allocated=_find(rf"{_SIZE} is allocated by PyTorch", text),
-        unused=_find(rf"{_SIZE} is reserved by PyTorch but unallocated", text),
-        in_use=_find(rf"this process has {_SIZE} memory in use", text),
-        others=tuple(
-            (int(pid), int(float(number) * _UNITS[unit]))
-            for pid, number, unit in re.findall(rf"Process (\d+) has {_SIZE} memory in use", text)
-        ),
-        limited=re.search(rf"{_SIZE} allowed", text) is not None,
-    )
-
-
-def _read_async(text: str) -> _Oom:
-    """Source: PyTorch c10/cuda/CUDAMallocAsyncAllocator.cpp."""
-    return _Oom(
-        asked=_find(rf"Requested\s*: {_SIZE}", text),
-        free=_find(rf"Free \(according to CUDA\): {_SIZE}", text),
-        total=_find(rf"Device limit\s*: {_SIZE}", text),
-        allocated=_find(rf"Currently allocated\s*: {_SIZE}", text),
-        unused=None,
-        in_use=None,
-        others=(),
-        limited=False,
-    )
-
-
-def _find(pattern: str, text: str) -> int | None:
-    found = re.search(pattern, text)
-    return int(float(found[1]) * _UNITS[found[2]]) if found else None
-
-
-def _names(figures: _Oom, facts: Facts) -> str:
+def _names(figures: OomFigures | None, facts: Facts) -> str:
     known = {pid: name for pid, name, _ in facts.others}
-    pids = [pid for pid, _ in figures.others] or list(known)
+    pids = [pid for pid, _ in figures.others] if figures is not None and figures.others else list(known)
     if not pids:
         return ""
     return f" ({', '.join(f'{known[pid]} {pid}' if pid in known else f'process {pid}' for pid in pids[:3])})"

@@ -32,6 +32,9 @@ def gather(device: torch.device, dtype: torch.dtype, record: MemoryRecord | None
             free = total = None
         gpu, _ = open_gpu(None if free is None else device)
         if gpu is not None:
+            if free is None:
+                used, total = gpu.memory()
+                free = total - used
             others = tuple(
                 (process.pid, process.name, process.used or 0)
                 for process in gpu.processes()

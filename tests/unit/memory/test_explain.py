@@ -1,8 +1,12 @@
 """Every cause on the exception as it is really raised here, or on a text quoted from PyTorch's source or a report."""
 
 import errno
+import json
 import multiprocessing
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ import torch
 
 from wanfit.memory.explain import Facts, explain
 from wanfit.memory.facts import gather
+from wanfit.tiny.models import write_tiny_models
 
 GIB = 2**30
 
@@ -36,6 +41,29 @@ def raised(call) -> BaseException:
     with pytest.raises(BaseException) as caught:
         call()
     return caught.value
+
+
+RECORDED = json.loads((Path(__file__).parent / "cuda_texts.json").read_text(encoding="utf-8"))["texts"]
+NOT_FROM_THE_ALLOCATOR = ("pinned", "no room for cuBLAS")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "free"),
+    [
+        ("fraction, load", "vram full", 137 * GIB),
+        ("fraction, forward", "vram full", 137 * GIB),
+        ("fraction, fragmented", "fragmentation", 132 * GIB),
+        ("whole card, fragmented", "fragmentation", 2 * GIB),
+        ("whole card, full", "vram full", 139 * GIB),
+        ("another process", "another process", 3 * GIB),
+        ("cudaMallocAsync", "vram full", 2**23),
+        ("pinned", "host memory full", 139 * GIB),
+        ("no room for cuBLAS", "vram full", 2**25),
+    ],
+)
+def test_texts_as_a_card_really_gave_them(name, expected, free):
+    kind = RuntimeError if name in NOT_FROM_THE_ALLOCATOR else torch.OutOfMemoryError
+    assert cause(kind(RECORDED[name]), Facts(stage="denoise high", vram_free=free, vram_total=150109880320)) == expected
 
 
 def test_vram_is_full_while_loading():
@@ -117,6 +145,57 @@ def test_ram_is_really_full(call):
     error = raised(call)
     assert cause(error, Facts(stage="text", ram_free=GIB)) == "host memory full"
     assert cause(OSError(errno.ENOMEM, "Cannot allocate memory")) == "host memory full"
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from wanfit.errors import RunError
+from wanfit.pipeline.files import find_model
+from wanfit.pipeline.generate import generate
+from wanfit.pipeline.placement import choose_placement
+from wanfit.pipeline.request import Request
+
+folder, boat, *stages = sys.argv[1:]
+NONE = resource.RLIM_INFINITY
+
+def limit(at):
+    def tell(text):
+        if text == f"stage: {at}":
+            size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (size + 2 * 2**20, NONE))
+    return tell
+
+request = Request(
+    prompt="a boat", out=Path(folder) / "a.mp4", image=Path(boat), width=128, height=96, num_frames=5, steps=2
+)
+for stage in stages:
+    try:
+        generate(find_model(Path(folder)), request, choose_placement("cpu"), tell=limit(stage))
+    except RunError as error:
+        resource.setrlimit(resource.RLIMIT_AS, (NONE, NONE))
+        print(f"{error.code}|{error.stage}|{error.what}|{error.change}")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_AS")
+def test_ram_runs_out_for_real_in_each_stage(tmp_path):
+    """The system refuses the process more address space from the stage on: real allocations of a real run fail."""
+    write_tiny_models(tmp_path)
+    boat = Path(__file__).resolve().parents[3] / "assets" / "boat.jpg"
+    stages = ["text", "denoise high", "denoise low", "decode and save"]
+    ran = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path), str(boat), *stages],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # tensors come from the system, not from freed heap
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    said = [line.split("|") for line in ran.stdout.strip().splitlines() if "|" in line]
+    assert [(code, where) for code, where, *_ in said] == [("run_failed", stage) for stage in stages]
+    assert all("RAM is full" in what and "it is not VRAM" in what for _, _, what, _ in said)
+    assert ["steps are kept" in change for *_, change in said] == [False, False, True, True]
+    assert not (tmp_path / "a.mp4").exists() and (tmp_path / "a.resume.safetensors").exists()
 
 
 def test_the_page_file_is_full():
