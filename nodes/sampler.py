@@ -139,11 +139,12 @@ class WanFitSampler(io.ComfyNode):
                 ),
                 _advanced(io.Int.Input)(
                     "save_every",
-                    default=0,
+                    default=1,
                     min=0,
                     max=1000,
                     tooltip="Keep checkpoints in output/wanfit_checkpoints after every so many model outputs (one a "
-                    "step for most samplers). 0: none. They are deleted when the run is complete.",
+                    "step for most samplers), 8 to 20 MB each, until the run is complete. 0: none; a run that is "
+                    "broken off is lost.",
                 ),
                 _advanced(io.Combo.Input)(
                     "resume",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -157,13 +158,9 @@ class Answers:
             unfinished = target.with_suffix(".part")
             save_file({"answers": torch.stack([answer for _, answer in self._pending])}, unfinished, metadata)
             unfinished.replace(target)
-        except OSError as error:
-            raise OutputError(
-                "output_unwritable",
-                "save",
-                f"the checkpoint {target} cannot be written: {error.strerror or error}",
-                "Free some space, or set <save_every> to 0",
-            ) from error
+        except (OSError, SafetensorError) as error:  # costs no run: tried again with the next answer
+            logging.warning("WanFitSampler: the checkpoint %s cannot be written: %s", target, error)
+            return
         self._saved += len(self._pending)
         self._pending.clear()
 
