@@ -103,12 +103,9 @@ class VideoWriter:
                 "input",
                 f"{folder} has {free / 2**20:.1f} MiB free; a video of {self.num_frames} frames of "
                 f"{self.width}x{self.height} may need {needed / 2**20:.1f} MiB",
-                "Free some space or write <out> to another disk",
+                "Free some space, or put <out> on another disk",
             )
-        try:
-            self._container = av.open(str(self._temporary), "w", format="mp4")
-        except OSError as error:
-            raise self._failure("input", error) from error
+        self._container = av.open(str(self._temporary), "w", format="mp4")
         self._stream = self._container.add_stream(CODEC, rate=self.fps, options=_OPTIONS)
         self._stream.width, self._stream.height = self.width, self.height
         self._stream.pix_fmt = "yuv420p"
@@ -119,6 +116,10 @@ class VideoWriter:
             rates = av.Codec("aac", "w").audio_rates or []
             rate = self.audio.sample_rate if self.audio.sample_rate in rates else _AUDIO_RATE
             self._sound = self._container.add_stream("aac", rate=rate, layout=_LAYOUTS[self.audio.waveform.shape[0]])
+        try:
+            self._container.start_encoding()  # PyAV opens the file only now
+        except OSError as error:
+            raise self._failure("input", error) from error
         return self
 
     def write(self, frames: torch.Tensor) -> None:
@@ -178,5 +179,5 @@ class VideoWriter:
             "output_unwritable",
             stage,
             f"{self.path} cannot be written after {self.frames_written} of {self.num_frames} frames: {reason}",
-            "Check the folder's permissions and free space, or give another <out>",
+            "Check the folder's permissions and free space, or put <out> elsewhere",
         )

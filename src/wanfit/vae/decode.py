@@ -16,7 +16,7 @@ from .passes import BeforeStep, Setup, TileReport, device_of, first_alone, run_t
 from .runner import StageRunner, Workspace
 from .sinks import FrameSink, Rect
 from .spool import HOST_BYTES, Spool
-from .windows import frames_between, whole_frame
+from .windows import decoded_size, frames_between, whole_frame
 
 
 def decode(
@@ -80,16 +80,8 @@ class _Decode:
         self.item = 0
 
     def run(self, latents: torch.Tensor) -> TileReport:
-        batch, _, frames, height, width = self.plan.shape
-        row, column = whole_frame(self.model.decoder, height, width)
-        patch = self.model.patch
-        self.sink.begin(
-            batch,
-            frames_between(self.model.decoder, frames),
-            row.core[1] * patch,
-            column.core[1] * patch,
-            self.model.channels,
-        )
+        batch, _, _, height, width = self.plan.shape
+        self.sink.begin(batch, *decoded_size(self.model, self.plan.shape), self.model.channels)
         plan = self.plan
         for self.item in range(batch):
             with self.setup.spool() as features:

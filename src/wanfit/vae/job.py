@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 
 from .footprint import (
-    LIBRARY_BYTES,
     Run,
     StageSizes,
     axis_sizes,
@@ -18,6 +17,7 @@ from .footprint import (
     decode_peak,
     encode_peak,
     largest_weight,
+    library_bytes,
     multiplications,
     paired,
     scratch_elements,
@@ -237,7 +237,7 @@ class TileJob:
         item = self.dtype.itemsize
         workspace = 0
         if self.device == "cuda":
-            workspace = LIBRARY_BYTES
+            workspace = library_bytes(self.chunk)
             if self.channels_last:
                 workspace += largest_weight(stages) * item
             elif item == 2:

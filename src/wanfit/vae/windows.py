@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import TilingError
-from .layers import Conv, Stage, convs_of
+from .layers import Conv, Stage, VaeModel, convs_of
 
 Interval = tuple[int, int]
 
@@ -205,6 +205,13 @@ def frames_between(stages: Sequence[Stage], frames: int) -> int:
         elif stage.down and stage.down.time:
             frames = 1 + (frames - 1) // stage.down.time.stride[0]
     return frames
+
+
+def decoded_size(model: VaeModel, latent_shape: Sequence[int]) -> tuple[int, int, int]:
+    """Frames, height and width in pixels that latents (B,C,T,h,w) become."""
+    _, _, frames, height, width = latent_shape
+    rows, columns = (level_sizes(model.decoder, size)[-1] * model.patch for size in (height, width))
+    return frames_between(model.decoder, frames), rows, columns
 
 
 def time_step(stages: Sequence[Stage]) -> int:

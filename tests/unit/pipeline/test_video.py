@@ -84,6 +84,20 @@ def test_wrong_suffix_missing_folder_and_a_folder_as_output_are_refused(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dir.mp4"]
 
 
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_said_before_any_work(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(OutputError, match="Permission denied"), writer(tmp_path / "a.mp4"):
+        raise AssertionError
+
+
+def test_the_unfinished_file_is_there_from_the_start(tmp_path):
+    with writer(tmp_path / "a.mp4") as video:
+        (unfinished,) = tmp_path.iterdir()
+        assert unfinished.name.endswith(".part.mp4")
+        video.write(FRAMES)
+
+
 def test_too_little_space_is_said_before_any_work(tmp_path):
     with pytest.raises(OutputError, match="MiB free"), writer(tmp_path / "a.mp4", frames=10**12):
         pass
