@@ -7,6 +7,7 @@ from typing import Any
 from comfy_api.v0_0_2 import ComfyExtension
 
 from .decode import WanFitVAEDecode
+from .decode_to_video import WanFitDecodeToVideo
 from .loader import WanFitLoader
 from .offload import WanFitOffloadPolicy
 from .probe import WanFitMemoryProbe
@@ -30,6 +31,7 @@ class WanFitExtension(ComfyExtension):
             WanFitOffloadPolicy,
             WanFitSampler,
             WanFitVAEDecode,
+            WanFitDecodeToVideo,
             WanFitMemoryProbe,
             WanFitPurge,
         ]

@@ -1,7 +1,9 @@
-"""What the decode node does: the engine's exact tiled decode over ComfyUI's own VAE object."""
+"""What the decode nodes do: the engine's exact tiled decode over ComfyUI's own VAE object."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +18,18 @@ from safetensors.torch import save_file
 
 from ...src.wanfit.errors import BudgetError, InputError, RunError, TilingError
 from ...src.wanfit.memory.alarm import Alarm
+from ...src.wanfit.vae.adapters import describe
 from ...src.wanfit.vae.decode import decode
 from ...src.wanfit.vae.passes import Step
 from ...src.wanfit.vae.plan import TilePlan, plan_decode
-from ...src.wanfit.vae.sinks import HostFrames
+from ...src.wanfit.vae.sinks import FrameSink, HostFrames
+from ...src.wanfit.vae.windows import decoded_size
 from . import errors
 
 _SMALLEST_TILE = 128
 
 
 def images(samples: dict[str, Any], vae: Any, tile_size: int, node_id: str) -> torch.Tensor:
-    """As `_images`; when memory was not enough, the latent is kept in a file.
-
-    Raises: RunError: run_failed, memory_low.
-    """
-    try:
-        with errors.explained("decode"):
-            return _images(samples, vae, tile_size)
-    except (BudgetError, RunError) as error:
-        error.add_change(f"The latent is kept: LoadLatent offers {keep(samples, node_id)}")
-        raise
-
-
-def _images(samples: dict[str, Any], vae: Any, tile_size: int) -> torch.Tensor:
     """Frames (B * F, H, W, 3), float32 in 0 to 1, on the CPU.
 
     Args:
@@ -47,6 +38,24 @@ def _images(samples: dict[str, Any], vae: Any, tile_size: int) -> torch.Tensor:
 
     Raises:
         TilingError: latent_invalid, tile_invalid. BudgetError: no grid fits. CheckpointError: no Wan VAE.
+        RunError: run_failed, memory_low.
+    """
+    with latent_kept(samples, node_id):
+        latents = checked(samples, vae)
+        if tile_size:
+            plan = _in_tiles(vae, latents, tile_size)
+            load(vae, plan)
+        else:
+            plan = fitting(vae, latents)
+        sink = HostFrames(torch.float32, unit=True)
+        run(vae, latents, plan, sink)
+        return sink.frames.flatten(0, 1)
+
+
+def checked(samples: dict[str, Any], vae: Any) -> torch.Tensor:
+    """The latents.
+
+    Raises: TilingError latent_invalid, InputError part_unsupported.
     """
     latents = samples["samples"]
     if not isinstance(latents, torch.Tensor) or latents.ndim != 5:
@@ -54,18 +63,55 @@ def _images(samples: dict[str, Any], vae: Any, tile_size: int) -> torch.Tensor:
         raise TilingError("latent_invalid", "decode", f"<latents> is {shape}, not a video latent", "Use a Wan sampler")
     if not isinstance(vae, comfy.sd.VAE):
         raise InputError("part_unsupported", "decode", f"<vae> is a {type(vae).__name__}", "Connect Load VAE")
+    return latents
+
+
+def fitting(vae: Any, latents: torch.Tensor, budget_bytes: int = 0) -> TilePlan:
+    """The plan within the budget (0: what is free), with the VAE loaded.
+
+    Raises: BudgetError budget_exceeded, TilingError latent_invalid.
+    """
     model, dtype, device = vae.first_stage_model, vae.vae_dtype, vae.device
-    whole = plan_decode(model, latents.shape, dtype=dtype, device=device, grid=(1, 1))
+    most = plan_decode(model, latents.shape, dtype=dtype, device=device, grid=(1, 1))
+    if budget_bytes:
+        most = plan_decode(model, latents.shape, dtype=dtype, device=device, budget_bytes=budget_bytes)
+    load(vae, most)
+    room = _free_bytes(device) + most.memory.weights
+    if budget_bytes and room >= most.memory.total:
+        return most
+    return plan_decode(model, latents.shape, dtype=dtype, device=device, budget_bytes=room)
+
+
+def load(vae: Any, plan: TilePlan) -> None:
+    """Have the core put the VAE on its device, and make room for the plan."""
     comfy.model_management.load_models_gpu(
-        [vae.patcher], memory_required=whole.memory.total - whole.memory.weights, force_full_load=True
+        [vae.patcher], memory_required=plan.memory.total - plan.memory.weights, force_full_load=True
     )
-    plan = whole if tile_size == 0 else _in_tiles(model, latents, tile_size, whole)
-    if tile_size == 0:
-        budget = _free_bytes(device) + whole.memory.weights
-        plan = plan_decode(model, latents.shape, dtype=dtype, device=device, budget_bytes=budget)
-    sink = HostFrames(torch.float32, unit=True)
-    decode(model, latents, plan, sink, device=device, before_step=_progress(plan, Alarm(device)), read=_weights)
-    return sink.frames.flatten(0, 1)
+
+
+def run(vae: Any, latents: torch.Tensor, plan: TilePlan, sink: FrameSink, spool_directory: Path | None = None) -> None:
+    """Decode into the sink, with ComfyUI's progress bar, cancel and weights."""
+    decode(
+        vae.first_stage_model,
+        latents,
+        plan,
+        sink,
+        device=vae.device,
+        spool_directory=spool_directory,
+        before_step=_progress(plan, Alarm(vae.device)),
+        read=_weights,
+    )
+
+
+@contextmanager
+def latent_kept(samples: dict[str, Any], node_id: str) -> Iterator[None]:
+    """When memory was not enough in the `with` body, the latent is kept in a file, which the error names."""
+    try:
+        with errors.explained("decode"):
+            yield
+    except (BudgetError, RunError) as error:
+        error.add_change(f"The latent is kept: LoadLatent offers {keep(samples, node_id)}")
+        raise
 
 
 def keep(samples: dict[str, Any], node_id: str) -> str:
@@ -82,14 +128,16 @@ def keep(samples: dict[str, Any], node_id: str) -> str:
     return name
 
 
-def _in_tiles(model: Any, latents: torch.Tensor, tile_size: int, whole: TilePlan) -> TilePlan:
+def _in_tiles(vae: Any, latents: torch.Tensor, tile_size: int) -> TilePlan:
     if tile_size < _SMALLEST_TILE:
         raise TilingError(
             "tile_invalid", "decode", f"<grid> is {tile_size} pixels", f"Use {_SMALLEST_TILE} or more, or 0"
         )
-    height, width = whole.rows[-1].core[1], whole.columns[-1].core[1]
+    model, dtype, device = vae.first_stage_model, vae.vae_dtype, vae.device
+    plan_decode(model, latents.shape, dtype=dtype, device=device, grid=(1, 1))  # refuses latents of another VAE
+    _, height, width = decoded_size(describe(model), latents.shape)
     grid = (-(-height // tile_size), -(-width // tile_size))
-    return plan_decode(model, latents.shape, dtype=whole.dtype, device=whole.device, grid=grid)
+    return plan_decode(model, latents.shape, dtype=dtype, device=device, grid=grid)
 
 
 def _weights(module: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

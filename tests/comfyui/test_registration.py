@@ -17,7 +17,7 @@ FIELDS = (
 CORE_LISTS = ("sampler_name", "scheduler")
 NODES = [
     "WanFitLoader", "WanFitTextEncoderLoader", "WanFitOffloadPolicy", "WanFitSampler", "WanFitVAEDecode",
-    "WanFitMemoryProbe", "WanFitPurge",
+    "WanFitDecodeToVideo", "WanFitMemoryProbe", "WanFitPurge",
 ]  # fmt: skip
 
 
