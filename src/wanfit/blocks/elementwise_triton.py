@@ -1,190 +1,21 @@
 # pyright: basic, reportMissingImports=false, reportIndexIssue=false
-# ruff: noqa: ANN001, ANN202
 """The element-wise parts of a block in one pass over each row, with Triton.
 
-`elementwise.PlainElementwise` is the reference. Each program works on a few rows. Numbers that change with the size of
-the video are no part of a kernel's specialisation: nothing is compiled again when only the size changes.
+`elementwise.PlainElementwise` is the reference.
 """
 
 from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
 
 from ..quant.float8_matmul import Float8Rows
+from . import elementwise_kernels as kernels
 from .elementwise import PLAIN
 from .product import Product
 
-_SIZES = ["rows", "length", "x_batch", "out_batch"]
 _ROWS = 4
 """Rows of one program: what all rows share is loaded once for so many."""
-
-
-@triton.jit
-def _store_row(value, out, out_scale, row, rows, column, inside, QUANTIZE: tl.constexpr):
-    if QUANTIZE:
-        scale = tl.maximum(tl.max(tl.abs(value), axis=0), 1e-12)
-        tl.store(out_scale + row, scale, mask=row < rows)
-        value = tl.minimum(tl.maximum(value * (448.0 / scale), -448.0), 448.0)
-    tl.store(out + column, value.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _vector(source, column, inside):
-    return tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit(do_not_specialize=_SIZES)
-def _norm(
-    x, shift, scale, out, out_scale, rows, length, x_batch, x_row, shift_batch, shift_row, scale_batch, scale_row,
-    dim, eps, SHARED: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    column = tl.arange(0, BLOCK)
-    inside = column < dim
-    factor = _vector(scale, column, inside)
-    offset = _vector(shift, column, inside)
-    for i in range(ROWS):
-        row = first + i
-        here = inside & (row < rows)
-        batch, token = row // length, row % length
-        value = _vector(x + batch * x_batch + token * x_row, column, here)
-        mean = tl.sum(value, axis=0) / dim
-        value = tl.where(inside, value - mean, 0.0)
-        value = value * tl.rsqrt(tl.sum(value * value, axis=0) / dim + eps)
-        if not SHARED:
-            factor = _vector(scale + batch * scale_batch + token * scale_row, column, here)
-            offset = _vector(shift + batch * shift_batch + token * shift_row, column, here)
-        _store_row(value * factor + offset, out + row * dim, out_scale, row, rows, column, here, QUANTIZE)
-
-
-@triton.jit(do_not_specialize=_SIZES)
-def _rms_rotate(
-    x, row_scale, bias, weight, cos, sin, out, rows, length, out_batch, out_row, dim, eps, SCALED: tl.constexpr,
-    BIASED: tl.constexpr, ROTATE: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    column = tl.arange(0, BLOCK)
-    inside = column < dim
-    factor = _vector(weight, column, inside)
-    offset = _vector(bias, column, inside)
-    for i in range(ROWS):
-        row = first + i
-        here = inside & (row < rows)
-        batch, token = row // length, row % length
-        value = _vector(x + row * dim, column, here)
-        if SCALED:
-            value = value * tl.load(row_scale + row, mask=row < rows, other=0.0)
-        if BIASED:
-            value = value + offset
-        value = value * tl.rsqrt(tl.sum(value * value, axis=0) / dim + eps) * factor
-        if ROTATE:
-            real, imaginary = tl.split(tl.reshape(value, (BLOCK // 2, 2)))
-            pair = tl.arange(0, BLOCK // 2)
-            at = token * HEAD + (pair % (HEAD // 2)) * 2
-            c = tl.load(cos + at, mask=row < rows, other=0.0).to(tl.float32)
-            s = tl.load(sin + at + 1, mask=row < rows, other=0.0).to(tl.float32)
-            value = tl.interleave(real * c - imaginary * s, real * s + imaginary * c)
-        tl.store(out + batch * out_batch + token * out_row + column, value.to(out.dtype.element_ty), mask=here)
-
-
-@triton.jit(do_not_specialize=_SIZES)
-def _gelu(
-    x, row_scale, bias, out, out_scale, rows, dim,
-    SCALED: tl.constexpr, BIASED: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    column = tl.arange(0, BLOCK)
-    inside = column < dim
-    offset = _vector(bias, column, inside)
-    for i in range(ROWS):
-        row = first + i
-        here = inside & (row < rows)
-        value = _vector(x + row * dim, column, here)
-        if SCALED:
-            value = value * tl.load(row_scale + row, mask=row < rows, other=0.0)
-        if BIASED:
-            value = value + offset
-        # 0.5 (1 + tanh(u)) is sigmoid(2 u)
-        value = value * tl.sigmoid(1.5957691216057308 * (value + 0.044715 * value * value * value))
-        _store_row(value, out + row * dim, out_scale, row, rows, column, here, QUANTIZE)
-
-
-@triton.jit(do_not_specialize=_SIZES)
-def _add(
-    x, row_scale, bias, gate, out, rows, length, out_batch, out_row, gate_batch, gate_row, dim,
-    SCALED: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr, SHARED: tl.constexpr, ADD: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    column = tl.arange(0, BLOCK)
-    inside = column < dim
-    offset = _vector(bias, column, inside)
-    factor = _vector(gate, column, inside)
-    for i in range(ROWS):
-        row = first + i
-        here = inside & (row < rows)
-        batch, token = row // length, row % length
-        value = _vector(x + row * dim, column, here)
-        if SCALED:
-            value = value * tl.load(row_scale + row, mask=row < rows, other=0.0)
-        if BIASED:
-            value = value + offset
-        target = out + batch * out_batch + token * out_row + column
-        if GATED:
-            if not SHARED:
-                factor = _vector(gate + batch * gate_batch + token * gate_row, column, here)
-            value = value * factor
-        if ADD:
-            value = value + tl.load(target, mask=here, other=0.0).to(tl.float32)
-        tl.store(target, value.to(out.dtype.element_ty), mask=here)
-
-
-@triton.jit(do_not_specialize=_SIZES)
-def _quantize(x, out, out_scale, length, x_batch, x_row, dim, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    batch, token = row // length, row % length
-    column = tl.arange(0, BLOCK)
-    inside = column < dim
-    value = tl.load(x + batch * x_batch + token * x_row + column, mask=inside, other=0.0).to(tl.float32)
-    _store_row(value, out + row * dim, out_scale, row, row + 1, column, inside, True)
-
-
-@triton.jit(do_not_specialize=["length", "x_batch", "out_batch", "scale_batch"])
-def _pack(
-    x, out, scale, length, x_batch, x_token, x_head, out_batch, out_token, scale_batch, scale_token, heads,
-    SIZE: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    batch, token = row // length, row % length
-    head = tl.arange(0, HEADS)
-    inside = head < heads
-    column = tl.arange(0, SIZE)
-    at = x + batch * x_batch + token * x_token + head[:, None] * x_head + column[None, :]
-    value = tl.load(at, mask=inside[:, None], other=0.0).to(tl.float32)
-    step = tl.maximum(tl.max(tl.abs(value), axis=1), 1e-12) / 127.0
-    tl.store(scale + batch * scale_batch + token * scale_token + head, step, mask=inside)
-    rounded = tl.floor(value / step[:, None] + 0.5)
-    target = out + batch * out_batch + token * out_token + head[:, None] * SIZE + column[None, :]
-    tl.store(target, rounded.to(tl.int8), mask=inside[:, None])
-
-
-@triton.jit(do_not_specialize=["length", "x_batch", "out_batch", "scale_batch"])
-def _unpack(
-    x, out, scale, length, x_batch, x_token, out_batch, out_token, scale_batch, scale_token, heads,
-    SIZE: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    batch, token = row // length, row % length
-    head = tl.arange(0, HEADS)
-    inside = head < heads
-    column = tl.arange(0, SIZE)
-    at = head[:, None] * SIZE + column[None, :]
-    value = tl.load(x + batch * x_batch + token * x_token + at, mask=inside[:, None], other=0).to(tl.float32)
-    step = tl.load(scale + batch * scale_batch + token * scale_token + head, mask=inside, other=0.0)
-    target = out + batch * out_batch + token * out_token + at
-    tl.store(target, (value * step[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
 
 
 def _steps(vectors: torch.Tensor) -> tuple[int, int]:
@@ -223,7 +54,7 @@ class TritonElementwise:
         batch, length, dim = x.shape
         out, out_scale = _empty(x, quantize)
         with torch.cuda.device_of(x):
-            _norm[_grid(batch * length)](
+            kernels.norm[_grid(batch * length)](
                 x, shift, scale, out, out_scale, batch * length, length, x.stride(0), x.stride(1), *_steps(shift),
                 *_steps(scale), dim, eps, SHARED=_shared(shift) and _shared(scale), QUANTIZE=quantize, ROWS=_ROWS,
                 **_block(dim),
@@ -243,7 +74,7 @@ class TritonElementwise:
         x, row_scale, bias, flags = _parts(product)
         cos, sin = rotary or (x, x)
         with torch.cuda.device_of(x):
-            _rms_rotate[_grid(batch * length)](
+            kernels.rms_rotate[_grid(batch * length)](
                 x, row_scale, bias, weight, cos.contiguous(), sin.contiguous(), out, batch * length, length,
                 out.stride(0), out.stride(1), dim, eps, ROTATE=rotary is not None, HEAD=dim // num_heads, ROWS=_ROWS,
                 **flags, **_block(dim),
@@ -255,7 +86,7 @@ class TritonElementwise:
         out, out_scale = _empty(x, True) if quantize else (x, x)
         with torch.cuda.device_of(x):
             rows = x.numel() // dim
-            _gelu[_grid(rows)](
+            kernels.gelu[_grid(rows)](
                 x, row_scale, bias, out, out_scale, rows, dim, QUANTIZE=quantize, ROWS=_ROWS, **flags, **_block(dim)
             )
         return Float8Rows(out, out_scale) if quantize else out
@@ -270,7 +101,7 @@ class TritonElementwise:
         batch, length, dim = x.shape
         out, out_scale = _empty(x, True)
         with torch.cuda.device_of(x):
-            _quantize[(batch * length,)](x, out, out_scale, length, x.stride(0), x.stride(1), dim, **_block(dim))
+            kernels.quantize[(batch * length,)](x, out, out_scale, length, x.stride(0), x.stride(1), dim, **_block(dim))
         return Float8Rows(out, out_scale)
 
     def pack(self, x: torch.Tensor, data: torch.Tensor, scale: torch.Tensor) -> None:
@@ -279,7 +110,7 @@ class TritonElementwise:
             PLAIN.pack(x, data, scale)
             return
         with torch.cuda.device_of(x):
-            _pack[(batch * length,)](
+            kernels.pack[(batch * length,)](
                 x, data, scale, length, *x.stride()[:3], *data.stride()[:2], *scale.stride()[:2], heads,
                 SIZE=size, HEADS=triton.next_power_of_2(heads),
             )  # fmt: skip
@@ -290,7 +121,7 @@ class TritonElementwise:
             return PLAIN.unpack(data, scale, dtype)
         out = torch.empty(data.shape, dtype=dtype, device=data.device)
         with torch.cuda.device_of(data):
-            _unpack[(batch * length,)](
+            kernels.unpack[(batch * length,)](
                 data, out, scale, length, *data.stride()[:2], *out.stride()[:2], *scale.stride()[:2], heads,
                 SIZE=size, HEADS=triton.next_power_of_2(heads),
             )  # fmt: skip
@@ -301,7 +132,7 @@ class TritonElementwise:
         x, row_scale, bias, flags = _parts(product)
         steps = (0, 0) if gate is None else _steps(gate)
         with torch.cuda.device_of(x):
-            _add[_grid(batch * length)](
+            kernels.add[_grid(batch * length)](
                 x, row_scale, bias, x if gate is None else gate, out, batch * length, length, out.stride(0),
                 out.stride(1), *steps, dim, GATED=gate is not None, SHARED=gate is not None and _shared(gate),
                 ADD=add, ROWS=_ROWS, **flags, **_block(dim),
