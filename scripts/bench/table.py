@@ -1,0 +1,100 @@
+"""The README's table of one forward of the 14B transformer, from the JSON files in docs/measurements.
+
+python scripts/dev.py bench table          writes it between the README's markers
+python scripts/dev.py bench table --check  ends with 1 when the README says something else
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+README, MEASUREMENTS = ROOT / "README.md", ROOT / "docs" / "measurements"
+BEGIN, END = "<!-- table of scripts/bench/table.py -->\n", "<!-- end of the table -->\n"
+SIZES = {"480p": "832x480x81", "720p": "1280x720x81"}
+
+
+class Line(NamedTuple):
+    """One line: its text, the runs that it takes, and what their rows must be."""
+
+    text: str
+    labels: tuple[str, ...]
+    row: Mapping[str, str]
+
+
+def _ours(layout: str, **more: str) -> dict[str, str]:
+    return {"engine": "wanfit", "layout": layout} | more
+
+
+LINES = (
+    Line("diffusers, bf16, all on the card", ("diffusers_480p", "diffusers_720p"), {"engine": "diffusers resident"}),
+    Line("diffusers, bf16, group offload with a stream", ("peers",), {"engine": "diffusers group"}),
+    Line("diffusers, layerwise fp8 and group offload", ("peers",), {"engine": "diffusers fp8_group"}),
+    Line("ComfyUI 0.33.0, fp8_scaled, dynamic VRAM, 12 GiB free", ("peers",), {"engine": "ComfyUI"}),
+    Line("**WanFit**, fp8_scaled, stream", ("stream",), _ours("fp8_scaled")),
+    Line("**WanFit**, fp8_scaled, stream, q, k, v packed in 8 bits", ("packed",), _ours("fp8_scaled")),
+    Line("**WanFit**, fp8_scaled, all on the card", ("stream_resident_480p",), _ours("fp8_scaled", policy="resident")),
+    Line("**WanFit**, GGUF Q4_K, stream", ("gguf",), _ours("q4_k")),
+    Line("**WanFit**, bf16, stream", ("bf16_q4k_480p",), _ours("bf16")),
+    Line("**WanFit**, fp8_scaled, two experts on a card with 8 GiB", ("card_8gib_two_experts",), _ours("fp8_scaled")),
+)
+
+
+def runs(folder: Path = MEASUREMENTS) -> dict[str, dict]:
+    """All runs by label; the one of a later file wins."""
+    files = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("dit_*.json")))
+    return {run["label"]: run for file in files for run in file["runs"]}
+
+
+def table(known: Mapping[str, dict]) -> str:
+    """Seconds of one forward, and the most device memory that PyTorch had allocated (of ComfyUI: in use)."""
+    head = [f"| | {' | '.join(SIZES.values())} |", f"|---|{'---|' * len(SIZES)}"]
+    return "\n".join(head + list(_lines(known))) + "\n"
+
+
+def _lines(known: Mapping[str, dict]) -> Iterator[str]:
+    for line in LINES:
+        cells = [_cell(known, line, size) for size in SIZES]
+        if any(cells):
+            yield f"| {line.text} | {' | '.join(cells)} |"
+
+
+def _cell(known: Mapping[str, dict], line: Line, size: str) -> str:
+    for label in line.labels:
+        run = known.get(label, {"rows": []})
+        for row in run["rows"]:
+            if row["size"] == size and all(row.get(key) == value for key, value in line.row.items()):
+                if row.get("seconds") is None:
+                    return row.get("failure", "failed").partition(":")[0]
+                memory = row.get("used") or row["allocated"] - run.get("held_by_benchmark_gib", 0.0)
+                return f"{row['seconds']:.2f} s, {memory:.1f} GiB"
+    return ""
+
+
+def replaced(text: str, made: str) -> str:
+    """`text` with the table between its markers."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"README.md lacks the markers {BEGIN.strip()} and {END.strip()}")
+    return before + begin + made + end + after
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    text = README.read_text(encoding="utf-8")
+    wanted = replaced(text, table(runs()))
+    if options.check:
+        raise SystemExit(int(text != wanted))
+    README.write_text(wanted, encoding="utf-8")
+    print(table(runs()))
+
+
+if __name__ == "__main__":
+    main()
