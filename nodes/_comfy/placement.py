@@ -57,7 +57,7 @@ class Placement:
                 device,
                 policy=policy.mode,
                 vram_budget=weight_budget,
-                ram_budget=self._ram_budget(policy),
+                ram_budget=self.ram_budget(policy),
                 ring=RING,
             )
             self._key = (device, policy)
@@ -90,7 +90,8 @@ class Placement:
         self._store = self._key = None
         self._close_store = _nothing
 
-    def _ram_budget(self, policy: Policy) -> int:
+    def ram_budget(self, policy: Policy) -> int:
+        """Bytes of RAM that copies of blocks may take now."""
         if self._converted:
             return 0
         return policy.ram_bytes or max(0, psutil.virtual_memory().available - _HOST_RESERVE)

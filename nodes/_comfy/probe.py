@@ -25,6 +25,7 @@ def measure(label: str) -> tuple[str, torch.Tensor]:
     session = RECORDER.session(context.prompt_id if context is not None else "")
     session.end_stage(label)
     report = f"{label}: {snapshot.take().line()}\n\n{session.record.table()}"
+    report = "\n".join([report, *session.record.notes()])
     chart = _chart(session.record, label)
     session.begin_stage()
     return report, chart

@@ -9,7 +9,7 @@ from typing import Any
 import comfy.model_management
 from server import PromptServer
 
-from ...src.wanfit.memory.record import MemoryRecord
+from ...src.wanfit.memory.record import MemoryRecord, PlannedPeak
 
 NODE = "WanFitMemoryProbe"
 _POLL_S = 0.02
@@ -52,6 +52,12 @@ class Recorder:
         """The session of a running prompt; begun now when it was not seen before."""
         with self._lock:
             return self._begin(prompt_id)
+
+    def expect(self, planned: PlannedPeak) -> None:
+        """A node is about to need this much: drawn beside what is measured. Nothing happens without a probe."""
+        with self._lock:
+            if self._session is not None:
+                self._session.record.expect(planned)
 
     def _begin(self, prompt_id: str) -> Session:
         if self._session is None or self._session.prompt_id != prompt_id:

@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import comfy.model_management
 from server import PromptServer
 
+from ...src.wanfit.memory.release import purge, take_snapshot
+from ...src.wanfit.offload import BlockStore
 from . import snapshot
 from .runtime import RUNTIMES
 
 
 def release(thing: Any, what: str) -> str:
     """Release `what`, and say what that changed. `thing` is what passes through the node."""
-    before = snapshot.take()
+    device = comfy.model_management.get_torch_device()
+    before, counters = snapshot.take(), take_snapshot(device)
     note = _ACTIONS[what](thing)
     gc.collect()
     comfy.model_management.soft_empty_cache(True)
+    scopes = ["device cache", "host cache"] if what in ("all models", "host cache") else ["device cache"]
+    report = replace(purge(device, scopes, _holders()), before=counters)
     after = snapshot.take()
-    return f"{what}: {note}\nbefore: {before.line()}\nafter:  {after.line()}"
+    lines = [f"{what}: {note}", f"before: {before.line()}", f"after:  {after.line()}", *report.lines()]
+    return "\n".join(lines)
+
+
+def _holders() -> dict[str, BlockStore]:
+    """What holds blocks, by the names of its files; experts share one."""
+    names: dict[int, list[str]] = {}
+    stores: dict[int, BlockStore] = {}
+    for runtime in list(RUNTIMES):
+        store = runtime.placement.store
+        if store is not None:
+            stores[id(store)] = store
+            names.setdefault(id(store), []).append(runtime.checkpoint.path.name)
+    return {", ".join(sorted(names[key])): store for key, store in stores.items()}
 
 
 def _this_model(thing: Any) -> str:

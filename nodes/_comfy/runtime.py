@@ -26,11 +26,14 @@ from ...src.wanfit.blocks import (
 )
 from ...src.wanfit.checkpoint import Checkpoint
 from ...src.wanfit.memory.alarm import Alarm
-from ...src.wanfit.offload import Ladder
+from ...src.wanfit.memory.record import PlannedPeak
+from ...src.wanfit.offload import Ladder, PatchStore
+from ...src.wanfit.offload.policy import resident_within
 from ...src.wanfit.quant import StoredWeight
 from . import lora, options
 from .placement import RING, Placement
 from .policy import Policy
+from .prompt_record import RECORDER
 
 CHUNK_TOKENS = 4096
 POLICY_KEY = "wanfit_policy"
@@ -73,6 +76,7 @@ class EngineRuntime:
         self._model: weakref.ref[Any] | None = None
         self._source: tuple[torch.device, WeightSource] | None = None
         self._patches: tuple[Any, dict[int, BlockPatches]] = (None, {})
+        self._patch_store: tuple[Any, PatchStore] | None = None
         self._attention: AttentionBackend | None = None
         """The engine's own, while the policy asks for it."""
         self._rotary: tuple[weakref.ref[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
@@ -110,6 +114,7 @@ class EngineRuntime:
             budget = self._weight_budget(policy, x.device, x.shape)
             self._source = x.device, self.placement.source(self._expert, x.device, policy, budget)
             self._settings = ForwardSettings(CHUNK_TOKENS, float8_matmul=None if policy.fp8_matmul else False)
+            RECORDER.expect(self._planned(policy, x, budget))
         if self.alarm is None or self.alarm.device != x.device:
             self.alarm = Alarm(x.device)
         self._ladder = Ladder(self._settings, self.placement.store, _say, self.alarm)
@@ -124,14 +129,9 @@ class EngineRuntime:
         if self._source is None or self._ladder is None:
             raise RuntimeError("a block ran outside of its model's forward")
         self._settings = self._ladder.next_block()
-        patches = self._current_patches().get(index)
         settings = self._call_settings(transformer_options)
-        with self._source[1].onload(index) as weights:
-            if patches is None:
-                yield BlockCall(weights, {}, settings)
-            else:
-                here = patches.to(device, self.dtype)
-                yield BlockCall(here.over(weights, self.dtype), here.low_rank, settings)
+        with self._source[1].onload(index) as weights, self._patches_on(device).onload(index) as patches:
+            yield BlockCall(patches.over(weights, self.dtype), patches.low_rank, settings)
 
     def rotary(self, freqs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """ComfyUI's rotation matrices (1, N, 1, D/2, 2, 2) as (cos, sin), each (1, N, 1, D); kept for one forward."""
@@ -181,7 +181,12 @@ class EngineRuntime:
         itemsize = torch.finfo(self.dtype).bits // 8
         settings = ForwardSettings(CHUNK_TOKENS)
         blocks = activation_bytes(self.shape, settings, batch=batch, tokens=tokens, itemsize=itemsize)
-        return blocks + 3 * tokens * self.shape.head_dim * 4 + self._dequantized_bytes()
+        return blocks + 3 * tokens * self.shape.head_dim * 4 + self._dequantized_bytes() + self._patch_bytes()
+
+    def _patch_bytes(self) -> int:
+        """LoRAs on the device: all of them, or those of two blocks."""
+        sizes = sorted((block.nbytes(self.dtype) for block in self._current_patches().values()), reverse=True)
+        return sum(sizes if self._policy().mode == "resident" else sizes[:RING])
 
     def _dequantized_bytes(self) -> int:
         """Weights in the compute dtype that a block holds at once: q, k and v, or both of the feed-forward."""
@@ -199,10 +204,25 @@ class EngineRuntime:
             budget = min(budget, policy.vram_bytes - self._activation_bytes(input_shape))
         return budget
 
+    def _planned(self, policy: Policy, x: torch.Tensor, budget: int) -> PlannedPeak:
+        """What sampling will take, for the memory probe."""
+        activations = self._activation_bytes(x.shape)
+        if x.device.type == "cpu":
+            return PlannedPeak(0, 0, activations)
+        slot, sizes = self.placement.slot_bytes, self.placement.sizes
+        least = activations + self._rest_bytes() + RING * slot
+        stay = {"stream": 0, "resident": len(sizes[self._expert])}.get(
+            policy.mode, resident_within(budget, slot, RING, len(sizes[self._expert]))
+        )
+        kept = min(self.placement.ram_budget(policy), sum(sum(blocks) for blocks in sizes))
+        return PlannedPeak(least, least + stay * slot, kept)
+
+    def _rest_bytes(self) -> int:
+        return sum(info.nbytes for name, info in self.checkpoint.tensors.items() if not name.startswith("blocks."))
+
     def _reserve(self) -> int:
         """Device bytes that the model's rest and the process need beside what sampling asks for."""
-        rest = sum(i.nbytes for n, i in self.checkpoint.tensors.items() if not n.startswith("blocks."))
-        return rest + 2 * _HEADROOM + int(comfy.model_management.extra_reserved_memory())
+        return self._rest_bytes() + 2 * _HEADROOM + int(comfy.model_management.extra_reserved_memory())
 
     def _patcher(self) -> Any:
         model = self._model() if self._model is not None else None
@@ -213,12 +233,27 @@ class EngineRuntime:
         return Policy() if patcher is None else patcher.attachments.get(POLICY_KEY, Policy())
 
     def _current_patches(self) -> dict[int, BlockPatches]:
-        patcher = self._patcher()
+        patcher = self._patcher() or self.preparing
         if patcher is None:
             return {}
         if self._patches[0] != patcher.patches_uuid:
             self._patches = (patcher.patches_uuid, lora.collect(patcher.patches, self.block_shapes()))
         return self._patches[1]
+
+    def _patches_on(self, device: torch.device) -> PatchStore:
+        """The patches of the clone in use; LoRA files stay where they are when only a strength has changed."""
+        patches = self._current_patches()
+        key = (self._patches[0], device)
+        if self._patch_store is not None and self._patch_store[0] != key:
+            before, store = self._patch_store
+            same = before[1] == device and store.take_strengths(patches)
+            if not same:
+                store.close()
+            self._patch_store = (key, store) if same else None
+        if self._patch_store is None:
+            keep = self._policy().mode == "resident"
+            self._patch_store = key, PatchStore(patches, device, self.dtype, keep=keep)
+        return self._patch_store[1]
 
     def _engine_attention(self, policy: Policy, x: torch.Tensor) -> AttentionBackend | None:
         """Measured, if need be, before the weights are on the device."""

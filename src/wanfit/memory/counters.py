@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import psutil
@@ -19,6 +20,7 @@ class Reading:
     inactive: int | None
     pinned: int | None
     swap: int | None
+    spilled: int | None
 
 
 class Counters:
@@ -33,13 +35,23 @@ class Counters:
         self._cuda = device.type == "cuda"
         self.unread: dict[str, str] = {}
         self._gpu: Gpu | None = None
+        try:
+            self._disk = psutil.Process().io_counters
+            self._disk()
+        except (AttributeError, psutil.Error) as error:
+            self._disk = None
+            self.unread["disk_read"] = f"this system does not tell what a process reads ({type(error).__name__})"
         if not self._cuda:
-            self.unread["device_used"] = self.unread["inactive"] = "no CUDA device is used"
+            self.unread["device_used"] = self.unread["inactive"] = self.unread["spilled"] = "no CUDA device is used"
             self.unread["pinned"] = "nothing is pinned without a CUDA device"
             return
         self._gpu, reason = open_gpu(device)
         if reason:
             self.unread["NVML"] = f"{reason}; device_used is what the CUDA runtime says"
+        if sys.platform != "win32":
+            self.unread["spilled"] = "only Windows moves device memory to RAM by itself"
+        elif self._gpu is None:
+            self.unread["spilled"] = "it takes NVML; see the Task Manager, GPU, shared GPU memory"
         if torch.cuda.get_allocator_backend() != "native":
             self.unread["inactive"] = f"the allocator {torch.cuda.get_allocator_backend()} does not tell"
         if not hasattr(torch.cuda, "host_memory_stats"):
@@ -48,17 +60,31 @@ class Counters:
     def read(self) -> Reading:
         swap = psutil.swap_memory().used
         if not self._cuda:
-            return Reading(None, None, None, swap)
+            return Reading(None, None, None, swap, None)
         inactive = None
         if "inactive" not in self.unread:
             inactive = int(torch.cuda.memory_stats(self._device).get("inactive_split_bytes.all.current", 0))
-        return Reading(self._used(), inactive, pinned_bytes() + _torch_pinned(), swap)
+        used = self._used()
+        spilled = None
+        if "spilled" not in self.unread:
+            spilled = beyond_the_card(torch.cuda.memory_reserved(self._device), used)
+        return Reading(used, inactive, pinned_bytes() + _torch_pinned(), swap, spilled)
+
+    def disk_read(self) -> int | None:
+        """Bytes that this process has read from disk so far, mapped files included; not what the page cache had."""
+        return None if self._disk is None else int(self._disk().read_bytes)
 
     def _used(self) -> int:
         if self._gpu is not None:
             return self._gpu.memory()[0]
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free
+
+
+def beyond_the_card(reserved: int, used: int) -> int:
+    """What of PyTorch's device memory cannot be on the card, where all processes together use less: the least that
+    Windows has moved to RAM (shared GPU memory)."""
+    return max(0, reserved - used)
 
 
 def _torch_pinned() -> int:

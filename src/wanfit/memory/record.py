@@ -43,7 +43,8 @@ class Stage:
     `rss` is all resident memory of the process; `rss_files` the part of it that is mapped files (weights
     read in place), which the system takes back when it needs the room. `device_used_peak` is the whole card's, by all
     processes; `inactive_peak` is held by the allocator in pieces that it cannot give back (fragmentation);
-    `pinned_peak` page-locked host memory; `swap_peak` the system's.
+    `pinned_peak` page-locked host memory; `swap_peak` the system's; `spilled_peak` device memory that Windows keeps in
+    RAM, at the least; `disk_read` was read from disk, not from the page cache.
     """
 
     name: str
@@ -59,6 +60,8 @@ class Stage:
     inactive_peak: int | None = None
     pinned_peak: int | None = None
     swap_peak: int | None = None
+    spilled_peak: int | None = None
+    disk_read: int | None = None
     planned: PlannedPeak | None = None
 
 
@@ -99,6 +102,7 @@ class MemoryRecord:
         self.unread: dict[str, str] = self._counters.unread
         self._taken = 0
         self._current: Stage | None = None
+        self._read_before: int | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample_until_stopped, name="wanfit-memory", daemon=True)
@@ -127,6 +131,18 @@ class MemoryRecord:
         with self._lock:
             self._current = Stage(name, time.perf_counter() - self._started, planned=self.planned.get(name))
         self._current.rss_before = self._sample(slow=True).rss
+        self._read_before = self._counters.disk_read()
+
+    def expect(self, planned: PlannedPeak) -> None:
+        """What is planned for something that begins within the running stage; the largest counts."""
+        stage = self._current
+        if stage is not None:
+            both = [planned] if stage.planned is None else [stage.planned, planned]
+            stage.planned = PlannedPeak(
+                max(each.vram_needed for each in both),
+                max(each.vram_peak for each in both),
+                max(each.ram_needed for each in both),
+            )
 
     def end(self) -> None:
         """End the current stage; nothing happens when there is none."""
@@ -138,6 +154,9 @@ class MemoryRecord:
             stage.allocated_peak = torch.cuda.max_memory_allocated(self.device)
             stage.reserved_peak = torch.cuda.max_memory_reserved(self.device)
         stage.rss_after = self._sample(slow=True).rss
+        read = self._counters.disk_read()
+        if read is not None and self._read_before is not None:
+            stage.disk_read = read - self._read_before
         with self._lock:
             self._current = None
         stage.seconds = time.perf_counter() - self._started - stage.start_s
@@ -218,6 +237,19 @@ class MemoryRecord:
             ).rstrip()
             for row in rows
         )
+
+    def notes(self) -> list[str]:
+        """What the table does not show: memory in the wrong place, and what could not be read."""
+        lines: list[str] = []
+        for stage in self.stages:
+            if stage.spilled_peak:
+                lines.append(
+                    f"{stage.name}: at least {gib(stage.spilled_peak)} of device memory lay in RAM (Windows' shared "
+                    "GPU memory), many times slower: take less, or switch the fallback off in the driver's settings"
+                )
+        if self.unread:
+            lines.append("not read: " + "; ".join(f"{name} ({why})" for name, why in self.unread.items()))
+        return lines
 
 
 def _raise_peaks(stage: Stage, reading: Reading) -> None:

@@ -171,6 +171,8 @@ def generate(
             "Give another <report> or <chart>",
         ) from error
     tell(record.table())
+    for line in record.notes():
+        tell(line)
     for path in (settings.out, chart_path, report_path):
         if path is not None:
             tell(f"wrote {path}")

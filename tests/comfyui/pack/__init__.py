@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -192,5 +193,33 @@ class TestMoveText:
         return {"ui": {"text": [f"{moved} of {len(before)}"]}, "result": (clip, "")}
 
 
-_ALL = (TestConditioning, TestSaveTensor, TestLatent, TestBlockPatch, TestWatchBlocks, TestFillDevice, TestMoveText)
+class TestMargin:
+    """Sets the margin of a WanFit MODEL's memory alarm: 0 for the usual one, else GiB that have to be free."""
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "run"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "gib": ("INT", {"default": 0, "max": 2**30})}}
+
+    def run(self, model, gib):
+        runtime = model.model.wanfit_runtime
+        alarm = sys.modules[sys.modules[type(runtime).__module__].Alarm.__module__]
+        margins = alarm.Margins(0, gib * 2**30) if gib else None
+        runtime.alarm = alarm.Alarm(torch.device("cpu"), margins, interval_s=0)
+        return (model,)
+
+
+_ALL = (
+    TestMargin,
+    TestConditioning,
+    TestSaveTensor,
+    TestLatent,
+    TestBlockPatch,
+    TestWatchBlocks,
+    TestFillDevice,
+    TestMoveText,
+)
 NODE_CLASS_MAPPINGS = {cls.__name__: cls for cls in _ALL}

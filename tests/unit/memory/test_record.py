@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 
 from wanfit.memory.chart import draw
-from wanfit.memory.record import MemoryRecord
+from wanfit.memory.counters import beyond_the_card
+from wanfit.memory.record import MemoryRecord, PlannedPeak, Stage
 
 MIB = 2**20
 
@@ -53,3 +54,35 @@ def test_a_chart_can_be_drawn_while_sampling_goes_on(tmp_path):
         for index in range(3):
             draw(record, tmp_path / f"{index}.png", "test")
     assert len(record.samples()) > 100, "the thread did sample meanwhile"
+
+
+def test_what_is_planned_within_a_stage_stands_beside_it(tmp_path):
+    with MemoryRecord(torch.device("cpu")) as record:
+        record.expect(PlannedPeak(1, 1, 1))  # no stage runs: nothing to stand beside
+        record.begin("sampling")
+        record.expect(PlannedPeak(0, 0, 300 * MIB))
+        record.expect(PlannedPeak(0, 0, 200 * MIB))
+    (stage,) = record.stages
+    assert stage.planned == PlannedPeak(0, 0, 300 * MIB)
+    assert "+0.29 GiB RAM" in record.table()
+    draw(record, tmp_path / "memory.png", "test")
+
+
+def test_what_is_read_from_disk_and_what_cannot_be_read(tmp_path):
+    record = MemoryRecord(torch.device("cpu"))
+    with record:
+        record.begin("quiet")
+    (stage,) = record.stages
+    (said,) = record.notes()
+    assert ("disk_read" in record.unread) == (stage.disk_read is None)
+    assert said.startswith("not read: ") and "spilled (no CUDA device is used)" in said
+    assert stage.disk_read is None or 0 <= stage.disk_read < 100 * MIB
+
+
+def test_device_memory_that_cannot_be_on_the_card():
+    """PyTorch has 11 GiB of a card on which all processes together use 7.5: 3.5 GiB or more are elsewhere."""
+    assert beyond_the_card(11 * 1024 * MIB, 7680 * MIB) == 3584 * MIB
+    assert beyond_the_card(7 * MIB, 8 * MIB) == 0
+    record = MemoryRecord(torch.device("cpu"))
+    record.stages.append(Stage("denoise high", 0.0, spilled_peak=3584 * MIB))
+    assert "denoise high: at least 3.50 GiB of device memory lay in RAM" in record.notes()[0]
