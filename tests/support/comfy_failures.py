@@ -230,7 +230,7 @@ def one(number: int) -> dict[str, object]:
             case["same"] = torch.equal(sample(again, "euler", record(0, again=False)), expected["euler"])
     elif stage == "decode":
         frames = made if made is not None else decoded(vae, expected["euler"])
-        case["same"] = float((frames - pixels).abs().max()) < 1e-4
+        case["same"] = float((frames - pixels).abs().max()) < (1e-4 if DEVICE.type == "cpu" else 2e-2)  # 16 bit there
         kept = folder / "input" / "wanfit_decode_7.latent"
         if "wanfit_decode_7" in text:
             case["kept"] = torch.equal(load_file(kept)["latent_tensor"], expected["euler"].cpu())
