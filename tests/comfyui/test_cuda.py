@@ -207,3 +207,23 @@ def test_a_full_card_is_explained(card: Server) -> None:
     graph.sample(graph.add("TestFillDevice", model=wanfit_model(graph, DEEP), leave=-1.0), "free")
     result(card, graph, "free")
     assert "budget_exceeded" in str(caught.value) and "length" in str(caught.value)
+
+
+def test_the_probe_reads_the_card_and_a_purge_gives_it_back(card: Server) -> None:
+    """Under ComfyUI's own allocator settings, with and without its dynamic VRAM."""
+    graph = Graph()
+    sampler = graph.sample(wanfit_model(graph, HIGH, LOW), "x", seed=21)
+    probed = graph.add("WanFitMemoryProbe", anything=[sampler, 0], label="sampled")
+    purged = graph.add("WanFitPurge", anything=probed, release="all models")
+    entry = card.run(graph.prompt)
+    report = entry["outputs"][probed[0]]["text"][0]
+    row = next(line for line in report.splitlines() if line.startswith("sampled  "))
+    print(report, entry["outputs"][purged[0]]["text"][0], sep="\n\n")
+    cells = row.split("  ")
+    assert row.count("GiB") >= 4 and " - " not in row, "RAM, VRAM allocated and reserved, and what was planned"
+    assert "not read: " in report
+    assert len(cells) >= 7
+    said = entry["outputs"][purged[0]]["text"][0]
+    for counter in ("rss", "pinned", "allocated", "reserved", "device_used"):
+        assert any(line.startswith(counter) for line in said.splitlines()), said
+    assert allocated(card) < 256 * MIB
