@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from ..vae.conv3d import trap_here
-from .explain import Facts
+from .explanation import Facts
 from .host import available_bytes, in_wsl
 from .nvml import open_gpu
 from .record import MemoryRecord
