@@ -25,7 +25,7 @@ from ...src.wanfit.blocks import (
     require_finite,
 )
 from ...src.wanfit.checkpoint import Checkpoint
-from ...src.wanfit.memory.alarm import Alarm
+from ...src.wanfit.memory.alarm import Alarm, Shortage
 from ...src.wanfit.memory.record import PlannedPeak
 from ...src.wanfit.offload import Ladder, PatchStore
 from ...src.wanfit.offload.policy import resident_within
@@ -117,7 +117,7 @@ class EngineRuntime:
             RECORDER.expect(self._planned(policy, x, budget))
         if self.alarm is None or self.alarm.device != x.device:
             self.alarm = Alarm(x.device)
-        self._ladder = Ladder(self._settings, self.placement.store, _say, self.alarm)
+        self._ladder = Ladder(self._settings, self.placement.store, _say, self.alarm, self._make_room)
         output = self._ladder.run(run)
         what = "the model's result became NaN or infinite"
         require_finite(output, what, dtype=self.dtype, patched=bool(self._current_patches()), given=x)
@@ -219,6 +219,14 @@ class EngineRuntime:
 
     def _rest_bytes(self) -> int:
         return sum(info.nbytes for name, info in self.checkpoint.tensors.items() if not name.startswith("blocks."))
+
+    def _make_room(self, shortage: Shortage) -> None:
+        """Models that ComfyUI has left on the device go before anything of this one."""
+        device = comfy.model_management.get_torch_device()
+        loaded = comfy.model_management.current_loaded_models
+        own = self._model() if self._model is not None else None
+        keep = [entry for entry in loaded if entry.model is not None and entry.model.model is own]
+        comfy.model_management.free_memory(2 * shortage.margin, device, keep_loaded=keep)
 
     def _reserve(self) -> int:
         """Device bytes that the model's rest and the process need beside what sampling asks for."""

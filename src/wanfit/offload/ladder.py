@@ -40,6 +40,7 @@ class Ladder:
         store: whose resident blocks may go; None when there are none.
         on_step: told what was changed, for the log and the report.
         alarm: asked before each block; None for out-of-memory errors alone.
+        make_room: called before the first rung for VRAM: lets others in this program give device memory back.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class Ladder:
         store: BlockStore | None = None,
         on_step: Callable[[str], None] | None = None,
         alarm: Alarm | None = None,
+        make_room: Callable[[Shortage], None] | None = None,
     ) -> None:
         self.settings = settings
         self.steps: list[str] = []
         self._store, self._on_step, self._alarm = store, on_step, alarm
+        self._make_room = make_room
         self._cache_dropped = False
         self._at_the_end: set[str] = set()
 
@@ -93,6 +96,8 @@ class Ladder:
 
     def _relieve(self, shortage: Shortage, device: torch.device) -> None:
         if shortage.kind == "VRAM" and not self._cache_dropped:
+            if self._make_room is not None:
+                self._make_room(shortage)
             drop_cached_blocks()  # what PyTorch keeps unused may be all that is missing: looked at again in a moment
             self._cache_dropped = True
             return

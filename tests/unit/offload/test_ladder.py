@@ -16,7 +16,7 @@ from wan_blocks import block_weights, relative_error, shape_of, tiny_transformer
 
 from wanfit.blocks import ForwardSettings, LeanBlock, sdpa
 from wanfit.errors import BudgetError, RunError
-from wanfit.memory.alarm import Alarm, Margins
+from wanfit.memory.alarm import Alarm, Margins, Shortage
 from wanfit.memory.host import available_bytes
 from wanfit.offload import BlockStore, Ladder
 
@@ -256,3 +256,24 @@ def test_blocks_that_lost_their_place_in_ram_are_read_again(file, model, inputs,
             assert torch.equal(stack.run(latent, inputs, settings), expected)
         assert store.report.host_bytes <= 2 * store.report.slot_bytes, "the ring alone"
         assert torch.equal(stack.run(latent, inputs, settings), expected)
+
+
+def test_on_a_device_others_are_asked_first_then_a_rung_is_taken():
+    """By shortages as a card reports them: the same ladder, and each look finds VRAM short."""
+    told: list[str] = []
+
+    class Device(Ringing):
+        def check(self):
+            return (Shortage("VRAM", 200 * 2**20, 256 * 2**20),)
+
+    ladder = Ladder(
+        ForwardSettings(chunk_tokens=4096),
+        on_step=told.append,
+        alarm=Device(0),
+        make_room=lambda s: told.append(s.kind),
+    )
+    seen = [ladder.next_block().chunk_tokens for _ in range(4)]
+    assert seen == [4096, 2048, 2048, 1024]
+    assert [line.split(" (")[0] for line in told] == [
+        "VRAM", "tokens in a chunk: 4096 -> 2048", "VRAM", "tokens in a chunk: 2048 -> 1024",
+    ]  # fmt: skip
