@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from ...src.wanfit.errors import BudgetError, InputError, RunError, TilingError
 from ...src.wanfit.memory.alarm import Alarm
+from ...src.wanfit.memory.record import PlannedPeak
 from ...src.wanfit.vae.adapters import describe
 from ...src.wanfit.vae.decode import decode
 from ...src.wanfit.vae.passes import Step
@@ -25,6 +26,7 @@ from ...src.wanfit.vae.plan import TilePlan, plan_decode
 from ...src.wanfit.vae.sinks import FrameSink, HostFrames
 from ...src.wanfit.vae.windows import decoded_size
 from . import errors
+from .prompt_record import RECORDER
 
 _SMALLEST_TILE = 128
 
@@ -91,6 +93,9 @@ def load(vae: Any, plan: TilePlan) -> None:
 
 def run(vae: Any, latents: torch.Tensor, plan: TilePlan, sink: FrameSink, spool_directory: Path | None = None) -> None:
     """Decode into the sink, with ComfyUI's progress bar, cancel and weights."""
+    needed = plan.memory.total
+    on_card = vae.device.type == "cuda"
+    RECORDER.expect(PlannedPeak(needed, needed, 0) if on_card else PlannedPeak(0, 0, needed))
     decode(
         vae.first_stage_model,
         latents,

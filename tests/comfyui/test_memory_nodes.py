@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comfy_graphs import Graph, wanfit_model
-from comfy_names import HIGH, LOW, relative_error
+from comfy_names import HIGH, LOW, VAE, relative_error
 from comfyui_server import PromptFailed, Server
 from PIL import Image
 
@@ -74,11 +74,14 @@ def test_the_probe_shows_what_was_planned_beside_what_was_measured(run: Any, ser
     first = graph.add("WanFitMemoryProbe", anything=image, label="before")
     sampler = graph.sample(wanfit_model(graph, HIGH), "probed", seed=11)
     last = graph.add("WanFitMemoryProbe", anything=[sampler, 0], label="sampled")
+    decoded = graph.add("WanFitVAEDecode", samples=last, vae=graph.add("VAELoader", vae_name=VAE), tile_size=0)
+    last = graph.add("WanFitMemoryProbe", anything=decoded, label="decoded")
     graph.add("TestSaveTensor", image=[last[0], 2], name="chart")
     results = run(graph)
     report = results.entry["outputs"][last[0]]["text"][0]
     rows = {line.split("  ")[0]: line for line in report.splitlines()}
-    assert rows["sampled"].split()[-2:] == ["GiB", "RAM"] and "+" in rows["sampled"]
+    for stage in ("sampled", "decoded"):
+        assert rows[stage].split()[-2:] == ["GiB", "RAM"] and "+" in rows[stage], report
     assert rows.get("before", "-").rstrip().endswith("-")
     assert "not read: " in report and "no CUDA device is used" in report
     (shown,) = results.entry["outputs"][last[0]]["images"]

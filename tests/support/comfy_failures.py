@@ -62,7 +62,7 @@ def vram() -> None:
 
 
 def ram() -> None:
-    torch.empty(2**46, dtype=torch.uint8)
+    torch.empty(2**60, dtype=torch.uint8)  # more than an address space: refused on every machine
 
 
 def child() -> None:

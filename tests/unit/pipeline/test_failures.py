@@ -45,7 +45,7 @@ class Fault:
         if number == self.at:
             if self.kind == "vram":
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.")
-            torch.empty(2**46, dtype=torch.uint8)
+            torch.empty(2**60, dtype=torch.uint8)  # more than an address space: refused on every machine
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> Fault:
