@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from dit_comfy_file import write_file
 from dit_peers import PEERS
 from dit_weights import DIM, LAYOUTS, DiskFile, RepeatedFile, as_float32, build, stored_block
 
@@ -293,12 +294,17 @@ def comfy(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
     """ComfyUI's own model; each size in a process of its own, since ComfyUI takes the process over."""
     if options.comfy is None:
         return
+    folder = options.disk or Path(tempfile.gettempdir()) / "wanfit-dit"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"comfy-fp8-{options.blocks}.safetensors"
+    if not file.exists():
+        write_file(file, options.blocks, device)
     torch.cuda.empty_cache()
     for size in options.peer_sizes or options.sizes:
         width, height = SIZES[size]
-        numbers = {"blocks": options.blocks, "frames": options.frames, "width": width, "height": height}
+        numbers = {"frames": options.frames, "width": width, "height": height}
         command = [sys.executable, Path(__file__).with_name("dit_comfy.py"), "--comfy", options.comfy]
-        command += ["--folder", options.disk or Path(tempfile.gettempdir()) / "wanfit-dit"]
+        command += ["--file", file]
         command += [part for name, value in numbers.items() for part in (f"--{name}", value)]
         done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True)
         row = {"engine": "ComfyUI", "layout": "fp8_scaled", "policy": "dynamic VRAM", "size": size}
