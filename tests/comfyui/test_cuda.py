@@ -196,15 +196,15 @@ def test_out_of_memory_tightens_and_then_explains(card: Server) -> None:
 
 
 def test_a_full_card_is_explained(card: Server) -> None:
-    """Another program's memory, as far as the driver is concerned: all but 64 MiB are taken."""
+    """Held by another node, so that no cache can be freed."""
     graph = Graph()
-    full = graph.add("TestFillDevice", model=wanfit_model(graph, DEEP), leave=0.0625)
+    full = graph.add("TestFillDevice", model=wanfit_model(graph, DEEP), fill=True)
     graph.sample(full, "x", width=640, height=480, length=33)
     with pytest.raises(PromptFailed) as caught:
         card.run(graph.prompt)
     print(f"\n{card.tree.version} {caught.value}")
     graph = Graph()
-    graph.sample(graph.add("TestFillDevice", model=wanfit_model(graph, DEEP), leave=-1.0), "free")
+    graph.sample(graph.add("TestFillDevice", model=wanfit_model(graph, DEEP), fill=False), "free")
     result(card, graph, "free")
     assert "budget_exceeded" in str(caught.value) and "length" in str(caught.value)
 

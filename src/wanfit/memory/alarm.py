@@ -104,7 +104,7 @@ class Alarm:
                     "memory_low",
                     "decode",
                     f"{shortage}, and frames need more: the run stopped before it was ended",
-                    "Close other programs, or take a smaller <width> and <height>, or fewer <num_frames>",
+                    "Close other programs, or take a smaller <width>, <height> or <num_frames>",
                 )
             drop_cached_blocks()
             free, _ = torch.cuda.mem_get_info(self.device)

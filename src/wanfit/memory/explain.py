@@ -99,7 +99,7 @@ def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation
     return Explanation(
         "vram full",
         f"The device memory is full{at}: {asked} more were needed{left}{limit}{held}{planned}",
-        "Use a smaller <width> and <height>, fewer <num_frames>, or a smaller file; wanfit plan says what fits",
+        "Use a smaller <width>, <height> or <num_frames>, or a smaller file; wanfit plan says what fits",
     )
 
 

@@ -23,7 +23,7 @@ PACKING_CHUNK = 1024
 SMALLEST_CHUNK = 256
 """Tokens. Below this a chunk is no longer what a forward's memory is made of."""
 
-_SMALLER = "Take a smaller <width> and <height>, fewer <num_frames>, or a smaller file"
+_SMALLER = "Take a smaller <width>, <height> or <num_frames>, or a smaller file"
 
 
 class Ladder:

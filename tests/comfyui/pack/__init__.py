@@ -152,7 +152,7 @@ class Watch:
 
 
 class TestFillDevice:
-    """Takes the device's memory but for some GiB; below zero: gives it back."""
+    """Takes all of the device's memory, or gives it back."""
 
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "run"
@@ -161,14 +161,17 @@ class TestFillDevice:
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",), "leave": ("FLOAT", {"default": 0.1, "min": -1})}}
+        return {"required": {"model": ("MODEL",), "fill": ("BOOLEAN", {"default": True})}}
 
-    def run(self, model, leave):
+    def run(self, model, fill):
         self.HELD.clear()
         torch.cuda.empty_cache()
-        if leave >= 0:
-            free = torch.cuda.mem_get_info()[0] - int(leave * 2**30)
-            self.HELD.append(torch.empty(free, dtype=torch.uint8, device="cuda"))
+        piece = 2**33 if fill else 0
+        while piece >= 2**21:
+            try:
+                self.HELD.append(torch.empty(piece, dtype=torch.uint8, device="cuda"))
+            except torch.OutOfMemoryError:
+                piece //= 4
         return (model,)
 
 
