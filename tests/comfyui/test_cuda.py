@@ -91,8 +91,8 @@ def test_equals_core(card: Server, lora: bool) -> None:
 
 
 def test_fp8_is_no_further_off_than_core(card: Server) -> None:
-    """Both multiply in fp8 on this card, with activations rounded to 3 bits, each in its own way; 0.3.64 does not,
-    and rounds norms and biases instead. The reference are the same weights dequantised."""
+    """Both round activations to fp8's 3 bits on this card, each in its own way, and 0.3.64 norms and biases too. The
+    reference are the same weights dequantised."""
     reference = sampled(card, HIGH_FP8_PLAIN, core=True)
     ours, core = (relative_error(sampled(card, HIGH_FP8, core=core), reference) for core in (False, True))
     print(f"\n{card.tree.version} fp8 from the dequantised file: {ours:.2e}, ComfyUI's own {core:.2e}")

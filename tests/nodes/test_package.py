@@ -63,6 +63,27 @@ def test_the_pack_imports_itself_relatively() -> None:
                     assert (node.module or "").split(".")[0] not in ("wanfit", "nodes", "src"), name
 
 
+CORE = {"comfy", "comfy_api", "comfy_execution", "comfy_extras", "comfyui_version", "folder_paths", "nodes", "server"}
+ITS_OWN = {"torch", "triton"}  # ComfyUI's choice
+OTHER_NAMES = {"PIL": "pillow", "pynvml": "nvidia-ml-py", "tokenizers": "transformers"}
+
+
+def test_what_is_imported_is_in_the_requirements() -> None:
+    """Manager installs requirements.txt and nothing else."""
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    required = {line.split(">=")[0] for line in lines if line and not line.startswith("#")}
+    imported = set()
+    for name in sorted(shipped()):
+        if name.endswith(".py"):
+            for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import):
+                    imported |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                    imported.add((node.module or "").split(".")[0])
+    outside = imported - set(sys.stdlib_module_names) - CORE - ITS_OWN
+    assert {OTHER_NAMES.get(name, name) for name in outside} <= required
+
+
 IMPORT_PACK = (
     "import importlib.util, sys\n"
     "spec = importlib.util.spec_from_file_location('pack', '__init__.py', submodule_search_locations=['.'])\n"
