@@ -12,6 +12,7 @@ included; null on the CPU.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import sys
@@ -26,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import torch
 from diffusers import AutoencoderKLWan
+from vae_exact import sweep
+from vae_sheet import draw
 
 from wanfit.errors import WanFitError
 from wanfit.pipeline.video import VideoWriter
@@ -265,7 +268,7 @@ class Bench:
         vae.encode(on_device[:, :, :5])
         result, figures = measure(self.device, lambda: vae.encode(on_device).latent_dist.mean)
         reference = None if result is None else result.cpu()
-        del result
+        del result, on_device
         differences = Differences(reference, None)
         self.emit(name, "diffusers encode", **figures)
         for budget in self.budgets(case):
@@ -346,6 +349,10 @@ def main() -> None:
     parser.add_argument("--no-tiling", action="store_true", help="leave out diffusers' own tiling")
     parser.add_argument("--truth", action="store_true", help="compare with float32 too")
     parser.add_argument("--encode", action="store_true", help="encode instead of decode")
+    parser.add_argument(
+        "--exact", action="store_true", help="instead: every grid against the untiled pass, float32, CPU"
+    )
+    parser.add_argument("--sheet", type=Path, help="instead: a PNG of where tiled decodes differ, small random VAEs")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="small sizes and widths")
     options = parser.parse_args()
@@ -354,6 +361,13 @@ def main() -> None:
     if unknown := [name for name in names if name not in CASES]:
         parser.error(f"unknown case {', '.join(unknown)}; known: {', '.join(CASES)}")
     bench = Bench(options)
+    small = functools.partial(make_vae, device="cpu", dtype=torch.float32, quick=True)
+    if options.exact:
+        sweep(small, bench.emit)
+    if options.sheet:
+        draw(small, options.sheet)
+    if options.exact or options.sheet:
+        return
     for name in names:
         bench.run(name)
 
