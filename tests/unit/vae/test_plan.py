@@ -9,6 +9,7 @@ from diffusers import AutoencoderKLWan
 from wanfit.errors import BudgetError, InputError, TilingError
 from wanfit.vae import diffusers_config, plan_decode, plan_encode
 from wanfit.vae.adapters import describe
+from wanfit.vae.spool import HOST_BYTES
 from wanfit.vae.windows import axis_tiles, balanced_cuts
 
 GIB = 1024**3
@@ -43,6 +44,61 @@ def test_budget_gives_the_fewest_tiles(vae: AutoencoderKLWan) -> None:
                 )
                 assert other.predicted_bytes > 2 * GIB
     assert 1 < plan.overhead < 1.2
+
+
+def test_frames_at_a_time_and_start_are_chosen_with_the_grid(vae: AutoencoderKLWan) -> None:
+    """By estimated time among what fits; with little memory fewer frames at a time fit where more do not."""
+    rates = {1: 1.08, 2: 1.0, 4: 0.94}
+    for budget in (GIB, 2 * GIB, 8 * GIB):
+        chosen = plan_decode(vae, HD, dtype=torch.bfloat16, device="cuda", budget_bytes=budget)
+        assert chosen.channels_last and not chosen.fold_time and chosen.predicted_bytes <= budget
+        times: list[float] = []
+        for chunk in rates:
+            for start in (0, 1, 2):
+                options = {"budget_bytes": budget, "chunk": chunk, "start": start}
+                try:
+                    plan = plan_decode(vae, HD, dtype=torch.bfloat16, device="cuda", **options)
+                except BudgetError:
+                    continue
+                if plan.feature_bytes <= HOST_BYTES:
+                    times.append(plan.overhead * rates[chunk] * (1 + 0.01 * plan.tiles))
+        assert chosen.overhead * rates[chosen.chunk] * (1 + 0.01 * chosen.tiles) == pytest.approx(min(times))
+    floors: list[float] = []
+    for chunk in (None, 2):
+        with pytest.raises(BudgetError) as caught:
+            plan_decode(vae, HD, dtype=torch.bfloat16, device="cuda", budget_bytes=GIB // 8, chunk=chunk)
+        floors.append(float(str(caught.value).partition("at least ")[2].partition(" GiB")[0]))
+    assert floors[0] < floors[1]
+
+
+@pytest.mark.parametrize("dtype,device", [(torch.float32, "cuda"), (torch.bfloat16, "cpu")])
+def test_channels_last_is_for_16_bit_on_cuda(vae: AutoencoderKLWan, dtype: torch.dtype, device: str) -> None:
+    assert not plan_decode(vae, HD, dtype=dtype, device=device).channels_last
+
+
+@pytest.mark.parametrize(
+    "case,shape,budget,grid,chunk,measured",
+    [
+        ("vae-2.1", (1, 16, 21, 60, 104), 1, (2, 2), 2, 875889152),
+        ("vae-2.1", (1, 16, 21, 60, 104), 2, (1, 2), 4, 1908647936),
+        ("vae-2.1", HD, 2, (2, 2), 2, 1818409472),
+        ("vae-2.1", HD, 4, (1, 2), 2, 3305749504),
+        ("vae-2.1", (1, 16, 21, 136, 240), 3, (1, 7), 4, 3110139904),
+        ("vae-2.1", (1, 16, 21, 136, 240), 6, (2, 2), 4, 4951620608),
+        ("vae-2.2", (1, 48, 31, 44, 80), 2, (2, 5), 2, 1950865408),
+        ("vae-2.2", (1, 48, 31, 44, 80), 3, (2, 2), 2, 2851923968),
+        ("vae-2.2", (1, 48, 31, 44, 80), 4, (2, 2), 4, 3531702272),
+    ],
+)
+def test_prediction_against_an_h200(
+    case: str, shape: tuple[int, ...], budget: float, grid: tuple[int, int], chunk: int, measured: int
+) -> None:
+    """Never below what was measured (docs/measurements/vae_h200_2026-12-01.jsonl), at most 7 % above it."""
+    plan = plan_decode(
+        meta_vae(case), shape, dtype=torch.bfloat16, device="cuda", budget_bytes=budget * GIB, grid=grid, chunk=chunk,
+        start=1 if shape[3] == 60 else 0,
+    )  # fmt: skip
+    assert measured <= plan.predicted_bytes <= 1.07 * measured
 
 
 @pytest.mark.parametrize("shape,longer", [(HD, 1), ((1, 16, 21, 160, 90), 0)])
