@@ -6,7 +6,7 @@ from .attention_choice import ATTENTION, Choice, choose_attention
 from .finite import require_finite
 from .footprint import activation_bytes, chunk_bytes
 from .forward import block_forward
-from .lean_block import LeanBlock, WeightSource
+from .lean_block import LeanBlock, PatchSource, WeightSource
 from .modulation import TokenModulation
 from .patches import BlockPatches, PatchedWeights
 from .settings import BlockShape, ForwardSettings
@@ -20,6 +20,7 @@ __all__ = [
     "ForwardSettings",
     "LeanBlock",
     "LowRank",
+    "PatchSource",
     "PatchedWeights",
     "TokenModulation",
     "WeightSource",

@@ -1,10 +1,12 @@
-"""LoRA as a side path of a linear: nothing is merged into the stored weight."""
+"""LoRA on a linear: added to its output, or into its dequantised matrix; what is stored stays as it is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+
+from ..quant.float8_matmul import Float8Rows, low_rank_product
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,26 @@ class LowRank:
     up: torch.Tensor
     scale: float
 
-    def add_to(self, output: torch.Tensor, x: torch.Tensor) -> None:
+    def add_to(self, output: torch.Tensor, x: torch.Tensor | Float8Rows) -> None:
         """Add to `output` (..., out), in place, in its dtype, what the LoRA makes of x (..., in).
+
+        For `Float8Rows`, `output` is a product without the scales of x's rows, as `float8_matmul.matmul` gives it.
 
         Memory: (tokens, rank).
         """
-        inner = torch.nn.functional.linear(x, self.down.to(x.dtype))
-        flat = output.view(-1, output.shape[-1])
-        flat.addmm_(inner.flatten(0, -2), self.up.to(x.dtype).t(), alpha=self.scale)
+        dtype = output.dtype
+        if isinstance(x, Float8Rows):
+            inner = low_rank_product(x, self.down.to(dtype))
+        else:
+            inner = torch.nn.functional.linear(x, self.down.to(dtype))
+        output.view(-1, output.shape[-1]).addmm_(inner.flatten(0, -2), self.up.to(dtype).t(), alpha=self.scale)
+
+    def merged_into(self, matrix: torch.Tensor, *, in_place: bool) -> torch.Tensor:
+        """`matrix` (out, in) + scale * up @ down, rounded once to its dtype.
+
+        Memory: another such matrix unless `in_place`.
+        """
+        up, down = self.up.to(matrix.dtype), self.down.to(matrix.dtype)
+        if in_place:
+            return matrix.addmm_(up, down, alpha=self.scale)
+        return torch.addmm(matrix, up, down, alpha=self.scale)

@@ -55,7 +55,7 @@ def block_forward(
     batch, tokens, _ = hidden_states.shape
     device, dtype = hidden_states.device, hidden_states.dtype
     float8 = float8_units(device) if settings.float8_matmul is None else settings.float8_matmul
-    block = BlockWeights(weights, dtype, adapters, float8=float8)
+    block = BlockWeights(weights, dtype, adapters, float8=float8, rows=batch * tokens)
     mod = BlockModulation(block.tensor("modulation", torch.float32), modulation, batch, tokens)
     spans = [(i, min(i + settings.chunk_tokens, tokens)) for i in range(0, tokens, settings.chunk_tokens)]
     parts = settings.elementwise or elementwise_for(device, dtype)
@@ -144,7 +144,8 @@ class _Work:
         groups = [("", context[:, image:])] + ([("_img", context[:, :image])] if image else [])
         for suffix, tokens in groups:
             norm = self.block.tensor(f"cross_attn.norm_k{suffix}.weight")
-            to_k, to_v = self.block.projections(f"cross_attn.k{suffix}", f"cross_attn.v{suffix}")
+            rows = tokens.shape[0] * tokens.shape[1]
+            to_k, to_v = self.block.projections(f"cross_attn.k{suffix}", f"cross_attn.v{suffix}", rows=rows)
             x = self.parts.quantize(tokens) if to_k.float8 else tokens
             key = to_k(x)
             self.parts.rms_norm_rotate(key, norm, self.shape.eps, None, heads, key.data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -27,6 +27,14 @@ class WeightSource(Protocol):
         ...
 
 
+class PatchSource(Protocol):
+    """Where the changes of a block's weights come from."""
+
+    def onload(self, index: int) -> AbstractContextManager[BlockPatches]:
+        """As `WeightSource.onload`."""
+        ...
+
+
 class LeanBlock(nn.Module):
     """Drop-in for diffusers' `WanTransformerBlock` without parameters of its own.
 
@@ -43,7 +51,7 @@ class LeanBlock(nn.Module):
         self.source = source
         self.shape = shape
         self.settings = settings
-        self.patches: BlockPatches | None = None
+        self.patches: PatchSource | None = None
 
     def forward(
         self,
@@ -55,12 +63,11 @@ class LeanBlock(nn.Module):
         """As `WanTransformerBlock.forward`; `timestep_proj` may be a `TokenModulation` as well."""
         if self.settings.check_interrupt is not None:
             self.settings.check_interrupt()
-        device, dtype = hidden_states.device, hidden_states.dtype
-        patches = self.patches.to(device, dtype) if self.patches is not None else BlockPatches()
-        with self.source.onload(self.index) as weights:
+        changes = nullcontext(BlockPatches()) if self.patches is None else self.patches.onload(self.index)
+        with self.source.onload(self.index) as weights, changes as patches:
             return block_forward(
                 hidden_states,
-                patches.over(weights, dtype),
+                patches.over(weights, hidden_states.dtype),
                 self.shape,
                 context=encoder_hidden_states,
                 modulation=timestep_proj,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -29,22 +28,38 @@ class BlockPatches:
         default_factory=dict[str, list[tuple[float, torch.Tensor]]]
     )
 
-    def nbytes(self, dtype: torch.dtype) -> int:
-        """Bytes that `to(device, dtype)` takes on a device."""
-        pairs = [pair for adapters in self.low_rank.values() for pair in adapters]
-        matrices = sum(pair.down.numel() + pair.up.numel() for pair in pairs)
-        differences = [difference for changes in self.differences.values() for _, difference in changes]
-        return matrices * dtype.itemsize + sum(difference.nbytes for difference in differences)
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, torch.dtype]]:
+        """Every tensor under a name of its own, and the dtype that it is placed in for a computation in `dtype`.
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> BlockPatches:
-        """The same changes on another device: LoRAs in `dtype`, differences as they are; nothing is copied twice."""
+        Matrices of LoRAs are placed in `dtype`, differences as they are, or in float32 from a float of another size.
+        """
+        for name, pairs in self.low_rank.items():
+            for number, pair in enumerate(pairs):
+                yield f"{name} {number} down", pair.down, dtype
+                yield f"{name} {number} up", pair.up, dtype
+        for name, changes in self.differences.items():
+            for number, (_, difference) in enumerate(changes):
+                wanted = difference.dtype if difference.dtype in _FORMATS else torch.float32
+                yield f"{name} {number} difference", difference, wanted
+
+    def nbytes(self, dtype: torch.dtype) -> int:
+        """Bytes that all tensors take where they are placed."""
+        return sum(tensor.numel() * wanted.itemsize for _, tensor, wanted in self.tensors(dtype))
+
+    def placed(self, tensor: Callable[[str], torch.Tensor]) -> BlockPatches:
+        """The same changes over tensors that are elsewhere, by the names of `tensors`."""
         return BlockPatches(
             {
-                name: [dataclasses.replace(a, down=a.down.to(device, dtype), up=a.up.to(device, dtype)) for a in pairs]
+                name: [
+                    LowRank(tensor(f"{name} {number} down"), tensor(f"{name} {number} up"), pair.scale)
+                    for number, pair in enumerate(pairs)
+                ]
                 for name, pairs in self.low_rank.items()
             },
             {
-                name: [(strength, difference.to(device)) for strength, difference in changes]
+                name: [
+                    (strength, tensor(f"{name} {number} difference")) for number, (strength, _) in enumerate(changes)
+                ]
                 for name, changes in self.differences.items()
             },
         )

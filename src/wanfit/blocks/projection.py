@@ -24,6 +24,7 @@ class BlockWeights:
         dtype: compute dtype.
         adapters: LoRAs by the name of their linear: `self_attn.q`, `ffn.0` ...
         float8: multiply in float8 where the stored weight is one.
+        rows: of the inputs of its linears, unless said otherwise.
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class BlockWeights:
         adapters: Mapping[str, Sequence[LowRank]] | None = None,
         *,
         float8: bool = False,
+        rows: int = 1,
     ) -> None:
         self._weights = weights
         self._dtype = dtype
         self._adapters = adapters or {}
         self._float8 = float8 and dtype.itemsize == 2
+        self._rows = rows
 
     def _stored(self, name: str) -> StoredWeight:
         if name not in self._weights:
@@ -47,21 +50,36 @@ class BlockWeights:
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         return dequantize(self._stored(name), dtype or self._dtype)
 
-    def projections(self, *names: str) -> tuple[Projection, ...]:
-        """Linears of one input: all of them read it in float8, or none does.
+    def projections(self, *names: str, rows: int | None = None) -> tuple[Projection, ...]:
+        """Linears of one input of `rows` rows: all of them read it in float8, or none does.
 
-        Unless they multiply in float8 they are dequantised now, and hold that copy until they are dropped.
+        Unless they multiply in float8 they are dequantised now, and hold that copy until they are dropped. A LoRA
+        is then added into the copy where that is less work than beside each row.
         """
         stored = [self._stored(f"{name}.weight") for name in names]
         float8 = self._float8 and all(takes_float8(weight) for weight in stored)
         return tuple(
-            Projection(
-                weight if float8 else dequantize(weight, self._dtype),
-                self.tensor(f"{name}.bias"),
-                self._adapters.get(name, ()),
-            )
+            self._projection(name, weight, float8, self._rows if rows is None else rows)
             for name, weight in zip(names, stored, strict=True)
         )
+
+    def _projection(self, name: str, stored: StoredWeight, float8: bool, rows: int) -> Projection:
+        adapters, bias = self._adapters.get(name, ()), self.tensor(f"{name}.bias")
+        if float8:
+            return Projection(stored, bias, adapters)
+        matrix = dequantize(stored, self._dtype)
+        if not adapters or not _merging_is_less(matrix, rows):
+            return Projection(matrix, bias, adapters)
+        own = matrix.data_ptr() != stored.data.data_ptr()
+        for adapter in adapters:
+            matrix = adapter.merged_into(matrix, in_place=own)
+            own = True
+        return Projection(matrix, bias)
+
+
+def _merging_is_less(matrix: torch.Tensor, rows: int) -> bool:
+    """Whether rank x out x in multiplications are fewer than rank x (out + in) for each row."""
+    return matrix.numel() < rows * sum(matrix.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +102,6 @@ class Projection:
             product = Product(F.linear(x, self.weight, self.bias))
         else:
             raise TypeError(f"a linear over {type(self.weight).__name__} was given {type(x).__name__}")
-        if not self.adapters:
-            return product
-        value = product.value()
-        plain = x.to(value.dtype) if isinstance(x, Float8Rows) else x
         for adapter in self.adapters:
-            adapter.add_to(value, plain)
-        return Product(value)
+            adapter.add_to(product.data, x)
+        return product

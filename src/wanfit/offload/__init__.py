@@ -3,6 +3,7 @@
 from .ladder import Ladder
 from .layout import StoredTensors
 from .mapped import MappedBlocks
+from .patches import PatchStore
 from .policy import Policy
 from .store import BlockSource, BlockStore, OffloadReport
 from .trace import Step, Trace
@@ -13,6 +14,7 @@ __all__ = [
     "Ladder",
     "MappedBlocks",
     "OffloadReport",
+    "PatchStore",
     "Policy",
     "Step",
     "StoredTensors",

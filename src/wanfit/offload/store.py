@@ -21,7 +21,7 @@ from ..quant import StoredWeight
 from .device_slots import DeviceSlots
 from .host_blocks import HostBlocks
 from .lane import Slot, Speed, lane_for
-from .layout import BlockFile, StoredTensors
+from .layout import BlockFile, Blocks, StoredTensors
 from .policy import Policy, blocks_to_hide, resident_within, spread
 from .trace import Key, Trace
 
@@ -51,7 +51,7 @@ class BlockStore:
     the next one's blocks meanwhile. Weights are only ever read.
 
     Args:
-        checkpoints: one for each expert; their layouts may differ.
+        checkpoints: one for each expert, or its blocks; their layouts may differ.
         device: where blocks are computed. On the CPU the same steps run, with plain copies.
         policy: `resident` keeps all blocks on the device; `stream` none; `auto` as many as are needed to hide the
             copies, by what was measured in the passes before, and no more than `vram_budget` holds.
@@ -68,7 +68,7 @@ class BlockStore:
 
     def __init__(
         self,
-        checkpoints: Sequence[StoredTensors],
+        checkpoints: Sequence[StoredTensors | Blocks],
         device: torch.device,
         *,
         policy: Policy = "auto",
@@ -76,7 +76,7 @@ class BlockStore:
         ram_budget: int = 0,
         ring: int = 2,
     ) -> None:
-        self._files = [BlockFile(checkpoint) for checkpoint in checkpoints]
+        self._files = [BlockFile(c) if isinstance(c, StoredTensors) else c for c in checkpoints]
         self.policy: Policy = policy
         self.trace = Trace()
         self._lane = lane_for(device)

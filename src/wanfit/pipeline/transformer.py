@@ -14,7 +14,7 @@ from torch import nn
 from ..blocks import BlockShape, ForwardSettings, LeanBlock, TokenModulation, WeightSource
 from ..checkpoint import Checkpoint, Identity, to_diffusers_transformer
 from ..errors import InputError
-from ..offload import Ladder
+from ..offload import Ladder, PatchStore
 from ..quant import dequantize
 from .loras import ModelPatches
 
@@ -59,9 +59,10 @@ class LeanTransformer(WanTransformer3DModel):
                 state[target] = dequantize(stored, wanted) if patch is None else patch.on(stored, wanted)
         self.load_state_dict(state, strict=True, assign=True)
         self.rope.to(device)
-        for index, block in enumerate(cast("Iterable[LeanBlock]", self.blocks)):
-            change = patches.blocks.get(index)
-            block.patches = change.to(device, dtype) if change is not None and self.keep_patches else change
+        if patches.blocks:
+            self.block_patches = PatchStore(patches.blocks, device, dtype, keep=self.keep_patches)
+        for block in cast("Iterable[LeanBlock]", self.blocks):
+            block.patches = self.block_patches
 
     def release(self) -> None:
         """Give the memory of the weights outside the blocks back."""
@@ -70,6 +71,9 @@ class LeanTransformer(WanTransformer3DModel):
         self.add_module("rope", rope)
         for block in cast("Iterable[LeanBlock]", self.blocks):
             block.patches = None
+        if self.block_patches is not None:
+            self.block_patches.close()
+            self.block_patches = None
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,

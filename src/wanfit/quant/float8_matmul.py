@@ -82,6 +82,14 @@ def matmul(x: Float8Rows, weight: StoredWeight, dtype: torch.dtype) -> torch.Ten
     return product.view(*x.data.shape[:-1], weight.shape[0])
 
 
+def low_rank_product(x: Float8Rows, down: torch.Tensor) -> torch.Tensor:
+    """x @ down.T without the scales of x's rows, as `matmul`, for a `down` (rank, in) of 16 bit that stays as it is.
+
+    Memory: x in 16 bit.
+    """
+    return torch.nn.functional.linear(x.data.to(down.dtype), down).mul_(1.0 / LARGEST)
+
+
 @functools.lru_cache(maxsize=16)
 def _constant(value: float, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):

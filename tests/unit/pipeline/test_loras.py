@@ -146,7 +146,7 @@ def test_every_dialect_gives_the_same_latents(folder, tmp_path):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_tensors_are_held_only_while_their_expert_is(folder, tmp_path, keep):
+def test_a_transformer_holds_patches_only_between_load_and_release(folder, tmp_path, keep):
     path = write_lora(tmp_path / "a.safetensors", lora_tensors(tiny_transformer("t2v-a14b"), dtype=torch.bfloat16))
     files = pair(folder, "float32")
     (patches, _) = load_loras([LoraChoice(path)], files.transformers).patches
@@ -155,13 +155,16 @@ def test_tensors_are_held_only_while_their_expert_is(folder, tmp_path, keep):
         transformer = build_transformer(checkpoint, source, Ladder(ForwardSettings(64)), torch.float32)
         transformer.patches, transformer.keep_patches = patches, keep
         transformer.load_rest(checkpoint, torch.device("cpu"), torch.float32)
-        held = [block.patches.low_rank["self_attn.q"][0].down for block in transformer.blocks]
-        assert {matrix.dtype for matrix in held} == {torch.float32 if keep else torch.bfloat16}
-        copies = [weakref.ref(matrix) for matrix in held]
-        del held
+        store = transformer.block_patches
+        assert all(block.patches is store for block in transformer.blocks)
+        with store.onload(0) as held:
+            assert held.low_rank["self_attn.q"][0].down is patches.blocks[0].low_rank["self_attn.q"][0].down
+        assert store.device_bytes == store.host_bytes == 0, "on the CPU they are read in place"
+        gone = weakref.ref(store)
         transformer.release()
+        del store
         gc.collect()
-        assert all((copy() is None) == keep for copy in copies)
+        assert gone() is None
         assert all(block.patches is None for block in transformer.blocks)
 
 
