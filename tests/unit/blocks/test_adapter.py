@@ -1,13 +1,16 @@
-"""LoRAs as a side path, against the same LoRAs merged into the weights."""
+"""LoRAs beside a linear and added into its dequantised matrix, against the same LoRAs merged into the weights."""
 
 from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 from wan_blocks import TEXT_TOKENS, block_weights, relative_error, shape_of, tiny_transformer
 
 from wanfit.blocks import ForwardSettings, LowRank, block_forward
+from wanfit.blocks.projection import BlockWeights
+from wanfit.quant import StoredWeight, dequantize
 
 LINEARS = [f"{part}.{name}" for part in ("self_attn", "cross_attn") for name in "qkvo"] + ["ffn.0", "ffn.2"]
 
@@ -36,3 +39,47 @@ def test_side_path_equals_merged_weights() -> None:
     actual = block_forward(hidden.clone(), weights, shape, **inputs, adapters=adapters)
     assert relative_error(plain, expected) > 0.1
     assert relative_error(actual, expected) < 1e-5  # float32: another order of the same sums
+
+
+@pytest.fixture(params=["f32", "bf16", "f8_e4m3"])
+def linear(request: pytest.FixtureRequest) -> dict[str, StoredWeight]:
+    """40 -> 56 features: adding into the matrix is less work from 24 rows on."""
+    torch.manual_seed(0)
+    value = torch.randn(56, 40) / 6
+    stored = {
+        "f32": lambda: StoredWeight("f32", (56, 40), value),
+        "bf16": lambda: StoredWeight("bf16", (56, 40), value.bfloat16()),
+        "f8_e4m3": lambda: StoredWeight(
+            "f8_e4m3", (56, 40), (value * 100).to(torch.float8_e4m3fn), {"scale": torch.tensor(0.01)}
+        ),
+    }[request.param]()
+    return {"a.weight": stored, "a.bias": StoredWeight("f32", (56,), torch.randn(56))}
+
+
+@pytest.mark.parametrize(("rows", "merged"), [(23, False), (24, True), (500, True)])
+def test_added_where_that_is_less_work_and_the_stored_weight_stays(linear, rows: int, merged: bool):
+    pairs = [LowRank(torch.randn(r, 40), torch.randn(56, r), scale) for r, scale in ((4, 0.1), (1, -0.2))]
+    before = linear["a.weight"].data.clone()
+    x = torch.randn(rows, 40)
+    (to_a,) = BlockWeights(linear, torch.float32, {"a": pairs}, rows=rows).projections("a")
+    assert to_a.adapters == (() if merged else pairs)
+    weight = dequantize(linear["a.weight"], torch.float64) + sum(
+        p.scale * (p.up.double() @ p.down.double()) for p in pairs
+    )
+    expected = x.double() @ weight.t() + linear["a.bias"].data.double()
+    assert relative_error(to_a(x).value().double(), expected) < 1e-6
+    same = linear["a.weight"].data.view(torch.uint8)
+    assert torch.equal(same, before.view(torch.uint8))
+    assert to_a.weight.data_ptr() != linear["a.weight"].data.data_ptr() or not merged
+
+
+def test_two_pairs_in_bfloat16_are_as_exact_in_the_matrix_as_beside_it(linear):
+    pairs = [LowRank(torch.randn(r, 40).bfloat16(), torch.randn(56, r).bfloat16(), 0.1) for r in (8, 3)]
+    x = torch.randn(64, 40).bfloat16()
+    weight = dequantize(linear["a.weight"], torch.float64) + sum(
+        p.scale * (p.up.double() @ p.down.double()) for p in pairs
+    )
+    expected = x.double() @ weight.t() + linear["a.bias"].data.double()
+    for rows in (1, 64):
+        (to_a,) = BlockWeights(linear, torch.bfloat16, {"a": pairs}, rows=rows).projections("a")
+        assert relative_error(to_a(x).value().double(), expected) < 6e-3  # a few roundings of 2**-9
