@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,16 +30,28 @@ def tier_of(item: pytest.Item) -> str:
     return folder if folder in TIERS else "unit"
 
 
-def group_of(item: pytest.Item) -> str:
+def group_of(nodeid: str) -> str:
     """What has to run in one process: a ComfyUI server's tests, for one start of it; else a file, for its fixtures."""
-    tree = item.callspec.params.get("tree") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
-    return str(item.path) if tree is None else f"ComfyUI {tree.version}"
+    file, _, name = nodeid.partition("::")
+    tree = re.search(r"\[(\d+\.\d+\.\d+)", name) if "/comfyui/" in file else None
+    return f"ComfyUI {tree[1]}" if tree else file
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist loadgroup`. pytest-xdist 3.8's own writes groups into node ids, which pytest 9.2 does not let it do."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item)))
     wanted = config.getoption("--tier")
     if wanted:
         other = [item for item in items if tier_of(item) != wanted]
