@@ -63,9 +63,10 @@ def test_probe_and_purge_in_a_graph_without_other_wanfit_nodes(run: Any, server:
     outputs = results.entry["outputs"]
     report = outputs[second[0]]["text"][0]
     stages = [line.split("  ")[0] for line in report.splitlines()[2:]]
-    assert stages == ["stage", "made", "purged"] and "GiB" in report
+    assert stages[:3] == ["stage", "made", "purged"] and "GiB" in report
+    assert all(line.startswith("not read: ") for line in stages[3:])  # counters that need a CUDA device
     assert outputs[second[0]]["images"]
-    assert outputs[purged[0]]["text"][0].count("RAM") == 2
+    assert outputs[purged[0]]["text"][0].count("RAM ") >= 2  # before and after
 
 
 @pytest.mark.parametrize("release", ["this model", "device cache", "host cache", "node cache"])
@@ -142,7 +143,7 @@ def test_wan21_image_model_without_its_image(server: Server) -> None:
     assert "clip_vision_output" in refused(server, graph)
 
 
-@pytest.mark.parametrize("file", [T2V_HIGH, TEXT, TI2V])
+@pytest.mark.parametrize("file", [T2V_HIGH, TI2V])
 def test_an_image_on_a_model_that_takes_none(server: Server, file: str) -> None:
     """ComfyUI's own model ignores it without a word."""
     graph = Graph()
