@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import json
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,14 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 import torch
 from diffusers import AutoencoderKLWan
 from vae_exact import sweep
+from vae_measure import Differences, measure, write_video
 from vae_sheet import draw
 
 from wanfit.errors import WanFitError
-from wanfit.pipeline.video import VideoWriter
 from wanfit.vae import (
     HostFrames,
-    OrderedFrames,
-    Step,
     TilePlan,
     decode,
     diffusers_config,
@@ -43,8 +38,6 @@ from wanfit.vae import (
     plan_decode,
     plan_encode,
 )
-from wanfit.vae.adapters import describe
-from wanfit.vae.windows import decoded_size
 
 GIB = 1024**3
 
@@ -89,59 +82,6 @@ def keep_half(vae: AutoencoderKLWan, half: str, device: str) -> None:
     """Only the encoder or only the decoder on the device."""
     for name, module in vae.named_children():
         module.to(device if (name in ("encoder", "quant_conv")) == (half == "encode") else "cpu")
-
-
-def resident_bytes() -> int:
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        return int(statm.read_text().split()[1]) * 4096
-    import psutil
-
-    return psutil.Process().memory_info().rss
-
-
-def measure(device: str, call: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """The result and its figures, or the error's text."""
-    gc.collect()
-    figures: dict[str, Any] = {"peak_bytes": None, "reserved_bytes": None}
-    if device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    try:
-        result = call()
-    except (torch.OutOfMemoryError, WanFitError) as error:
-        return None, {"error": str(error).partition("\n")[0]}
-    if device == "cuda":
-        torch.cuda.synchronize()
-        figures["peak_bytes"] = torch.cuda.max_memory_allocated()
-        figures["reserved_bytes"] = torch.cuda.max_memory_reserved()
-    return result, {"time_s": round(time.perf_counter() - started, 3), **figures}
-
-
-class Differences:
-    """Against a reference on the host, a few frames at a time."""
-
-    def __init__(self, reference: torch.Tensor | None, truth: torch.Tensor | None) -> None:
-        self.reference, self.truth = reference, truth
-
-    def of(self, video: torch.Tensor | None) -> dict[str, Any]:
-        largest, mean = self._compare(video, self.reference)
-        found: dict[str, Any] = {"max_abs_diff": largest, "mean_abs_diff": mean}
-        if self.truth is not None:
-            found["mean_abs_error"] = self._compare(video, self.truth)[1]
-        return found
-
-    @staticmethod
-    def _compare(video: torch.Tensor | None, other: torch.Tensor | None) -> tuple[float | None, float | None]:
-        if video is None or other is None:
-            return None, None
-        largest, total = 0.0, 0.0
-        for frame in range(video.shape[2]):
-            gap = (video[:, :, frame].float() - other[:, :, frame].float()).abs()
-            largest, total = max(largest, gap.max().item()), total + gap.mean().item()
-        return largest, total / video.shape[2]
 
 
 def plan_fields(plan: TilePlan) -> dict[str, Any]:
@@ -264,11 +204,12 @@ class Bench:
         frames, height, width = size
         scale = vae.config.scale_factor_spatial
         video = torch.rand(1, 3, 1 + (frames - 1) * 4, height * scale, width * scale) * 2 - 1
-        on_device = video.to(self.device, self.dtype)
-        vae.encode(on_device[:, :, :5])
-        result, figures = measure(self.device, lambda: vae.encode(on_device).latent_dist.mean)
+        on_device = [video.to(self.device, self.dtype)]
+        vae.encode(on_device[0][:, :, :5])
+        result, figures = measure(self.device, lambda: vae.encode(on_device[0]).latent_dist.mean)
         reference = None if result is None else result.cpu()
-        del result, on_device
+        del result
+        on_device.clear()
         differences = Differences(reference, None)
         self.emit(name, "diffusers encode", **figures)
         for budget in self.budgets(case):
@@ -298,38 +239,8 @@ class Bench:
                 chunk=self.options.chunk[0],
             )
             with tempfile.TemporaryDirectory() as folder:
-                figures = self.write_video(Path(folder) / "video.mp4", vae, part, plan)
+                figures = write_video(Path(folder) / "video.mp4", vae, part, plan, self.device)
             self.emit(name, f"wanfit {1 + (frames - 1) * 4}f", budget_bytes=budget, **plan_fields(plan), **figures)
-
-    def write_video(self, path: Path, vae: AutoencoderKLWan, latents: torch.Tensor, plan: TilePlan) -> dict[str, Any]:
-        taken: list[int] = []
-        highest = base = resident_bytes()
-
-        def consume(item: int, number: int, pixels: torch.Tensor) -> None:
-            taken.append(number)
-            writer.write(pixels[None])
-
-        def sample(step: Step) -> None:
-            nonlocal highest
-            highest = max(highest, resident_bytes())
-
-        frames, height, width = decoded_size(describe(vae), latents.shape)
-        sink = OrderedFrames(consume, directory=path.parent)
-        with VideoWriter(path, width=width, height=height, fps=16, num_frames=frames) as writer:
-            report, figures = measure(
-                self.device,
-                lambda: decode(vae, latents, plan, sink, device=torch.device(self.device), before_step=sample),
-            )
-        sink.close()
-        return {
-            **figures,
-            "frames": len(taken),
-            "in_order": taken == sorted(taken),
-            "host_growth_bytes": highest - base,
-            "video_bytes": path.stat().st_size,
-            "waiting_file_bytes": sink.waiting_file_bytes,
-            "feature_file_bytes": report.spooled_bytes if report else None,
-        }
 
 
 def main() -> None:
