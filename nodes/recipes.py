@@ -46,7 +46,8 @@ class Recipe:
         audience: for whom it is.
         needs: VRAM and RAM, as an estimate until someone has measured it.
         if_it_fails: what to change first.
-        split: step at which the low-noise model takes over; 0 for a model without experts.
+        model_low: "none" for a model without experts.
+        variations: what else it makes, and the one node to change for it.
         tile_size: of the decode in pixels; 0 for automatic.
     """
 
@@ -63,14 +64,27 @@ class Recipe:
     length: int
     fps: int
     steps: int
-    split: int
     cfg: float
     shift: float
     sampler: str
     policy: str
     vram_budget: float
+    variations: tuple[str, ...] = ()
     tile_size: int = 0
     loras: tuple[str, ...] = ()
+
+    @property
+    def experts(self) -> bool:
+        """Whether two models take turns."""
+        return self.model_low != "none"
+
+
+_I2V_VARIATIONS = (
+    "First and last frame: put WanFirstLastFrameToVideo in the place of WanImageToVideo, and connect both images to "
+    "it. Same models.",
+    "Text to video: put EmptyHunyuanLatentVideo in the place of WanImageToVideo, connect the prompts to the sampler, "
+    "and choose the T2V files.",
+)
 
 
 def _i2v(**changes: object) -> Recipe:
@@ -84,11 +98,11 @@ def _i2v(**changes: object) -> Recipe:
         "length": 81,
         "fps": 16,
         "steps": 20,
-        "split": 10,
         "cfg": 3.5,
         "shift": 5.0,
         "sampler": "euler",
         "policy": "auto",
+        "variations": _I2V_VARIATIONS,
     }
     return Recipe(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -125,6 +139,7 @@ RECIPES: Mapping[str, Recipe] = {
         needs="Estimate, not measured: 13 GiB of VRAM, 32 GiB of RAM.",
         if_it_fails="Set the policy to stream; then length 81 to 49.",
         kind="t2v",
+        variations=(),
         model_high="wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors",
         model_low="wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors",
         vram_budget=14.0,
@@ -133,8 +148,9 @@ RECIPES: Mapping[str, Recipe] = {
         title="Wan 2.2 5B image to video, 12 GB",
         audience="A card with 12 GB and 24 GB of RAM.",
         needs="Estimate, not measured: 9 GiB of VRAM, 20 GiB of RAM.",
-        if_it_fails="Set the policy to stream; then length 121 to 81. Delete the image link for text to video.",
+        if_it_fails="Set the policy to stream; then length 121 to 81.",
         kind="ti2v",
+        variations=("Text to video: delete the link of the image.",),
         model_high="wan2.2_ti2v_5B_fp16.safetensors",
         model_low="none",
         vae=VAE_22,
@@ -142,7 +158,6 @@ RECIPES: Mapping[str, Recipe] = {
         height=704,
         length=121,
         fps=24,
-        split=0,
         cfg=5.0,
         shift=8.0,
         sampler="uni_pc",
@@ -154,7 +169,6 @@ RECIPES: Mapping[str, Recipe] = {
         needs="Estimate, not measured: 13 GiB of VRAM, 34 GiB of RAM.",
         if_it_fails="Set the policy to stream; then length 81 to 49.",
         steps=4,
-        split=2,
         cfg=1.0,
         vram_budget=14.0,
         loras=(

@@ -105,8 +105,11 @@ def build(name: str, recipe: Any, recipes: Any, version: str) -> dict[str, Any]:
     canvas = Canvas(name, version, dict(recipes.DOWNLOADS))
     note = (
         f"## {recipe.title}\n\n**For whom.** {recipe.audience}\n\n**What it will need.** {recipe.needs}\n\n"
-        f"**If it fails.** {recipe.if_it_fails}\n\n**Files**\n\n"
+        f"**If it fails.** {recipe.if_it_fails}\n\n"
     )
+    if recipe.variations:
+        note += "**Also**\n\n" + "".join(f"- {variation}\n" for variation in recipe.variations) + "\n"
+    note += "**Files**\n\n"
     files = [(f, "diffusion_models") for f in (recipe.model_high, recipe.model_low) if f != "none"]
     files += [(recipes.TEXT_ENCODER, "text_encoders"), (recipe.vae, "vae"), *((f, "loras") for f in recipe.loras)]
     note += "\n".join(f"- [{file}]({recipes.DOWNLOADS[file]}) in `models/{folder}`" for file, folder in files)
@@ -118,24 +121,17 @@ def build(name: str, recipe: Any, recipes: Any, version: str) -> dict[str, Any]:
         (("model_high", "MODEL"), ("model_low", "MODEL"), ("info", "STRING")), size=(420, 150),
         models=() if gguf else tuple(f for f in files if f[1] == "diffusion_models"),
     )  # fmt: skip
-    pair = recipe.split > 0
     placed = canvas.add(
         "WanFitOffloadPolicy", (480, 0), [recipe.policy, recipe.vram_budget, 0.0, "comfyui", True],
-        {"model": high, "model_low": low if pair else "MODEL"}, (("model", "MODEL"), ("model_low", "MODEL")),
+        {"model": high, "model_low": low if recipe.experts else "MODEL"}, (("model", "MODEL"), ("model_low", "MODEL")),
         optional=("model_low",), size=(320, 170),
     )  # fmt: skip
-    models = list(placed if pair else placed[:1])
+    models = list(placed if recipe.experts else placed[:1])
     for index, lora in enumerate(recipe.loras):
         (models[index],) = canvas.add(
             "LoraLoaderModelOnly", (920, index * 160), [lora, 1.0], {"model": models[index]}, (("MODEL", "MODEL"),),
             size=(420, 90), models=((lora, "loras"),),
         )  # fmt: skip
-    models = [
-        canvas.add(
-            "ModelSamplingSD3", (1360, i * 160), [recipe.shift], {"model": m}, (("MODEL", "MODEL"),), size=(260, 60)
-        )[0]
-        for i, m in enumerate(models)
-    ]
     (clip,) = canvas.add(
         "WanFitTextEncoderLoader", (0, 220), [recipes.TEXT_ENCODER, "default"], None, (("clip", "CLIP"),),
         size=(420, 90), models=((recipes.TEXT_ENCODER, "text_encoders"),),
@@ -153,19 +149,19 @@ def build(name: str, recipe: Any, recipes: Any, version: str) -> dict[str, Any]:
     positive, negative, latent = _latent(canvas, recipe, vae, encode)
     latent = _sample(canvas, recipe, models, positive, negative, latent)
     (image,) = canvas.add(
-        "WanFitVAEDecode", (1940, 240), [recipe.tile_size], {"samples": latent, "vae": vae}, (("image", "IMAGE"),),
+        "WanFitVAEDecode", (1780, 240), [recipe.tile_size], {"samples": latent, "vae": vae}, (("image", "IMAGE"),),
         size=(280, 90),
     )  # fmt: skip
     image, _, _ = canvas.add(
-        "WanFitMemoryProbe", (1940, 400), ["sampling and decode"], {"anything": image},
+        "WanFitMemoryProbe", (1780, 400), ["sampling and decode"], {"anything": image},
         (("anything", "*"), ("report", "STRING"), ("chart", "IMAGE")), size=(420, 420),
     )  # fmt: skip
     image = (image[0], image[1], "IMAGE")
     (video,) = canvas.add(
-        "CreateVideo", (2420, 240), [recipe.fps], {"images": image, "audio": "AUDIO"}, (("VIDEO", "VIDEO"),),
+        "CreateVideo", (2260, 240), [recipe.fps], {"images": image, "audio": "AUDIO"}, (("VIDEO", "VIDEO"),),
         optional=("audio",), size=(260, 80),
     )  # fmt: skip
-    canvas.add("SaveVideo", (2420, 380), [f"video/{name}", "auto", "auto"], {"video": video}, size=(420, 400))
+    canvas.add("SaveVideo", (2260, 380), [f"video/{name}", "auto", "auto"], {"video": video}, size=(420, 400))
     return canvas.to_json()
 
 
@@ -200,25 +196,24 @@ def _latent(canvas: Canvas, recipe: Any, vae: Any, encode: list[Any]) -> tuple[A
 
 
 def _sample(canvas: Canvas, recipe: Any, models: list[Any], positive: Any, negative: Any, latent: Any) -> Any:
-    inputs = {"positive": positive, "negative": negative}
-    if len(models) == 1:
+    """One WanFitSampler for both experts; core's KSampler for the model without."""
+    inputs = {"positive": positive, "negative": negative, "latent_image": latent}
+    if not recipe.experts:
+        (model,) = canvas.add(
+            "ModelSamplingSD3", (1320, 0), [recipe.shift], {"model": models[0]}, (("MODEL", "MODEL"),), size=(260, 60)
+        )
         widgets = [42, "randomize", recipe.steps, recipe.cfg, recipe.sampler, "simple", 1.0]
         return canvas.add(
-            "KSampler", (1620, 240), widgets, {"model": models[0], **inputs, "latent_image": latent},
-            (("LATENT", "LATENT"),), size=(280, 260),
-        )[0]  # fmt: skip
-    stages = (
-        ("enable", 42, "randomize", 0, recipe.split, "enable", "High noise"),
-        ("disable", 0, "fixed", recipe.split, 10000, "disable", "Low noise"),
-    )
-    for index, (noise, seed, control, start, end, leftover, title) in enumerate(stages):
-        widgets = [noise, seed, control, recipe.steps, recipe.cfg, recipe.sampler, "simple", start, end, leftover]
-        (latent,) = canvas.add(
-            "KSamplerAdvanced", (1620, 240 + index * 380), widgets,
-            {"model": models[index], **inputs, "latent_image": latent}, (("LATENT", "LATENT"),), size=(280, 340),
-            title=title,
-        )  # fmt: skip
-    return latent
+            "KSampler", (1320, 240), widgets, {"model": model, **inputs}, (("LATENT", "LATENT"),), size=(280, 260)
+        )[0]
+    widgets = [
+        42, "randomize", recipe.steps, recipe.cfg, recipe.cfg, recipe.sampler, "simple", recipe.shift, 0.0,
+        0, 0, 10000, "enable", "disable", 1, "off",
+    ]  # fmt: skip
+    return canvas.add(
+        "WanFitSampler", (1400, 0), widgets, {"model_high": models[0], **inputs, "model_low": models[1]},
+        (("latent", "LATENT"), ("info", "STRING")), optional=("model_low",), size=(320, 520),
+    )[0]  # fmt: skip
 
 
 def thumbnail(path: Path, recipe: Any) -> None:

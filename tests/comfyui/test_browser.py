@@ -98,10 +98,8 @@ def test_run_shows_the_probes_chart(page: Any, server: Server) -> None:
         node["widgets_values"] = [tiny_name(v) if str(v).endswith((".safetensors", ".gguf")) else v for v in values]
         if node["type"] == "EmptyHunyuanLatentVideo":
             node["widgets_values"] = [64, 64, 5, 1]
-        if node["type"] == "KSamplerAdvanced":
-            first = node["widgets_values"][7] == 0
-            node["widgets_values"][3] = 2
-            node["widgets_values"][7:9] = [0, 1] if first else [1, 10000]
+        if node["type"] == "WanFitSampler":
+            node["widgets_values"][2] = 2
     show(page, workflow)
     page.set_viewport_size({"width": 640, "height": 360})  # drawn in software, on the cores that the run needs
     page.evaluate("() => window.app.queuePrompt(0)")

@@ -40,11 +40,8 @@ def tiny_prompt(path: Path, object_info: dict[str, Any]) -> dict[str, Any]:
                 inputs[name] = tiny_name(inputs[name])
         if "length" in inputs:
             inputs |= {"width": size_of(path), "height": size_of(path), "length": LENGTH}
-        if node["class_type"] == "KSampler":
+        if node["class_type"] in ("KSampler", "WanFitSampler"):
             inputs |= {"steps": 2, "seed": 1}
-        if node["class_type"] == "KSamplerAdvanced":
-            first = inputs["start_at_step"] == 0
-            inputs |= {"steps": 2, "start_at_step": 0 if first else 1, "end_at_step": 1 if first else 10000}
     for key in texts:
         prompt[key] = {"class_type": "TestConditioning", "inputs": {"seed": 1}}
     if path.stem != WITH_TEXT:

@@ -59,12 +59,15 @@ def test_widgets_show_the_recipe(name: str) -> None:
     size = [recipe.width, recipe.height, recipe.length, 1]
     latents = ("WanImageToVideo", "EmptyHunyuanLatentVideo", "Wan22ImageToVideoLatent")
     assert [row for kind in latents for row in values(name, kind)] == [size]
-    samplers = values(name, "KSamplerAdvanced")
-    if recipe.split:
-        assert [row[3:5] for row in samplers] == [[recipe.steps, recipe.cfg]] * 2
-        assert (samplers[0][7], samplers[0][8], samplers[1][7]) == (0, recipe.split, recipe.split)
+    given = [recipe.steps, recipe.cfg, recipe.cfg, recipe.sampler, "simple", recipe.shift]
+    if recipe.experts:
+        assert [row[2:8] for row in values(name, "WanFitSampler")] == [given]
+        assert not values(name, "ModelSamplingSD3") + values(name, "KSampler")
     else:
-        assert [row[2:4] for row in values(name, "KSampler")] == [[recipe.steps, recipe.cfg]]
+        assert [row[2:4] for row in values(name, "KSampler")] == [given[:2]]
+        assert values(name, "ModelSamplingSD3") == [[recipe.shift]]
+    note = values(name, "MarkdownNote")[0][0]
+    assert all(variation in note for variation in recipe.variations)
 
 
 @pytest.mark.parametrize("name", NAMES)
