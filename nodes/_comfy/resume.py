@@ -93,7 +93,15 @@ class Answers:
             return ""
         self._read()
         self._saved = len(self._known)
-        return f"\nresumed: {self._saved} model outputs from {self._folder}" if self._saved else "\nnothing to resume"
+        if not self._saved:
+            return "\nnothing to resume"
+        text = f"\nresumed: {self._saved} model outputs from {self._folder}"
+        if any(_cache_of(model).startswith("EasyCache") for model in (model_high, model_low)):
+            text += (
+                "\nnote: EasyCache remembers steps inside the model and begins anew here: the result is close to that "
+                "of the undisturbed run, not equal"
+            )
+        return text
 
     def over(self, model: Any) -> Any:
         """A clone of the MODEL whose answers are recorded, or come from the record."""
@@ -207,7 +215,18 @@ def _fingerprint_of_model(model: Any) -> str:
             digest.update(f"{key} {strength} {rest[:1]} {type(patch).__name__}".encode())
             for tensor in _tensors(getattr(patch, "weights", patch)):
                 digest.update(_bytes(tensor.flatten()[:_SAMPLE]))
-    return name + (f", patches {digest.hexdigest()[:12]}" if model.patches else "")
+    name += f", patches {digest.hexdigest()[:12]}" if model.patches else ""
+    cache = _cache_of(model)
+    return f"{name}, {cache}" if cache else name
+
+
+def _cache_of(model: Any | None) -> str:
+    """Core's EasyCache or LazyCache on a MODEL and its settings, or nothing."""
+    options = {} if model is None else model.model_options.get("transformer_options", {})
+    cache = options.get("easycache")
+    if cache is None:
+        return ""
+    return f"{cache.name} {cache.reuse_threshold:g} {cache.start_percent:g} {cache.end_percent:g}"
 
 
 def _fingerprint(value: Any) -> str:

@@ -169,12 +169,19 @@ class EngineRuntime:
     def release(self) -> None:
         """Give up all device memory; the next forward takes it again."""
         self._source = self._rotary = self._ladder = None
+        if self._patch_store is not None:
+            self._patch_store[1].release_device()
         self.placement.release_device()
 
     def release_host(self) -> int:
-        """Give up copies of blocks in RAM too; returns their bytes."""
+        """Give up copies of blocks and LoRAs in RAM too; returns their bytes."""
         self._source = self._rotary = self._ladder = None
-        return self.placement.release_host()
+        loras = 0
+        if self._patch_store is not None:
+            loras = self._patch_store[1].host_bytes
+            self._patch_store[1].close()
+            self._patch_store = None
+        return loras + self.placement.release_host()
 
     def _activation_bytes(self, input_shape: Sequence[int]) -> int:
         batch, tokens = input_shape[0], _tokens(input_shape)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-import time
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from comfy_graphs import Graph, core_model, wanfit_model
+import torch
+from comfy_graphs import Graph, broken_off, core_model, wanfit_model
 from comfy_names import HIGH, LORA, LOW, T2V_HIGH, T2V_LOW, TI2V
-from comfyui_server import PromptFailed, Server
+from comfyui_server import PACK, PromptFailed, Server, Tree
 
+from wanfit.tiny.layouts import write_plain
+from wanfit.tiny.models import tiny_transformer
+
+SWITCH = Path(__file__).parents[1] / "support" / "comfy_switch.py"
 SIZE = {"width": 64, "height": 48, "length": 5, "batch_size": 1}
 DEFAULTS = {
     "seed": 3, "steps": 4, "cfg_high": 3.5, "cfg_low": 3.0, "sampler_name": "euler", "scheduler": "simple",
@@ -197,19 +204,6 @@ def refused(server: Server, graph: Graph) -> str:
     return f"{caught.value} {caught.value.details}"
 
 
-def broken_off(server: Server, graph: Graph, after: int) -> None:
-    """Queue the graph and interrupt it when that many checkpoints are there."""
-    folder = server.base / "output" / "wanfit_checkpoints"
-    shutil.rmtree(folder, ignore_errors=True)
-    queued = server.queue(graph.prompt)
-    limit = time.monotonic() + 120
-    while len(list(folder.glob("*/*.safetensors"))) < after and time.monotonic() < limit:
-        time.sleep(0.005)
-    server.interrupt()
-    entry = server.wait(queued, 60)
-    assert any(kind == "execution_interrupted" for kind, _ in entry["status"]["messages"]), "it ran to its end"
-
-
 @pytest.mark.parametrize("sampler_name", ["euler", "uni_pc", "dpmpp_2m", "euler_ancestral"])
 @pytest.mark.parametrize("after", [3, 14])
 def test_a_run_that_was_broken_off_goes_on_to_the_same_result(
@@ -299,3 +293,20 @@ def test_a_killed_server_loses_no_more_than_the_interval(server: Server, run: An
     results = run(pair.graph)
     assert int(re.search(r"resumed: (\d+)", info_of(results, node))[1]) >= 4
     assert np.array_equal(results["again"], expected)
+
+
+def test_the_first_expert_is_gone_before_the_second_is_touched(tree: Tree, tmp_path: Path) -> None:
+    """Its blocks, its LoRAs, and what ComfyUI loaded of it; seen from inside, with the engine's store on the CPU."""
+    for name, seed in (("high", 1), ("low", 2)):
+        write_plain(tmp_path / f"{name}.safetensors", tiny_transformer("t2v-a14b", seed=seed), dtype=torch.bfloat16)
+    ran = subprocess.run(
+        [tree.python, SWITCH, PACK, tmp_path], cwd=tree.root, capture_output=True, text=True, timeout=200
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    told = json.loads(ran.stdout.strip().splitlines()[-1])
+    first, second = told["seen"]
+    assert (first["expert"], second["expert"]) == (0, 1)
+    assert first["loaded"] == ["high"]
+    assert second == {"expert": 1, "blocks": 0, "loras": [0], "loaded": ["low"]}
+    assert told["entered"] == sorted(told["entered"]) and set(told["entered"]) == {0, 1}
+    assert told["released"] == [0, 1]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from comfyui_server import Server
 
 Prompt = dict[str, dict[str, Any]]
 
@@ -59,3 +64,16 @@ def watched(
 ) -> list[Any]:
     """The MODEL with a log of its blocks in output/<name>.txt, and `event` that many times from that block on."""
     return graph.add("TestWatchBlocks", model=model, name=name, event=event, block=block, forward=forward, times=times)
+
+
+def broken_off(server: Server, graph: Graph, after: int) -> None:
+    """Queue the graph and interrupt it when that many checkpoints are there."""
+    folder = server.base / "output" / "wanfit_checkpoints"
+    shutil.rmtree(folder, ignore_errors=True)
+    queued = server.queue(graph.prompt)
+    limit = time.monotonic() + 120
+    while len(list(folder.glob("*/*.safetensors"))) < after and time.monotonic() < limit:
+        time.sleep(0.005)
+    server.interrupt()
+    entry = server.wait(queued, 60)
+    assert any(kind == "execution_interrupted" for kind, _ in entry["status"]["messages"]), "it ran to its end"
