@@ -51,7 +51,10 @@ def runs(folder: Path = MEASUREMENTS) -> dict[str, dict]:
 
 
 def table(known: Mapping[str, dict]) -> str:
-    """Seconds of one forward, and the most device memory that PyTorch had allocated (of ComfyUI: in use)."""
+    """Seconds of one forward, and the most device memory that PyTorch had allocated (of ComfyUI: in use).
+
+    A line that nothing was measured for is left out.
+    """
     head = [f"| | {' | '.join(SIZES.values())} |", f"|---|{'---|' * len(SIZES)}"]
     return "\n".join(head + list(_lines(known))) + "\n"
 
