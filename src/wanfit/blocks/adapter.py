@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ..quant.float8_matmul import Float8Rows, low_rank_product
-
 
 @dataclass(frozen=True)
 class LowRank:
@@ -22,19 +20,13 @@ class LowRank:
     up: torch.Tensor
     scale: float
 
-    def add_to(self, output: torch.Tensor, x: torch.Tensor | Float8Rows) -> None:
+    def add_to(self, output: torch.Tensor, x: torch.Tensor) -> None:
         """Add to `output` (..., out), in place, in its dtype, what the LoRA makes of x (..., in).
-
-        For `Float8Rows`, `output` is a product without the scales of x's rows, as `float8_matmul.matmul` gives it.
 
         Memory: (tokens, rank).
         """
-        dtype = output.dtype
-        if isinstance(x, Float8Rows):
-            inner = low_rank_product(x, self.down.to(dtype))
-        else:
-            inner = torch.nn.functional.linear(x, self.down.to(dtype))
-        output.view(-1, output.shape[-1]).addmm_(inner.flatten(0, -2), self.up.to(dtype).t(), alpha=self.scale)
+        inner = torch.nn.functional.linear(x, self.down.to(x.dtype))
+        output.view(-1, output.shape[-1]).addmm_(inner.flatten(0, -2), self.up.to(x.dtype).t(), alpha=self.scale)
 
     def merged_into(self, matrix: torch.Tensor, *, in_place: bool) -> torch.Tensor:
         """`matrix` (out, in) + scale * up @ down, rounded once to its dtype.

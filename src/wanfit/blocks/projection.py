@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from ..errors import CheckpointError
 from ..quant import dequantize
-from ..quant.float8_matmul import Float8Rows, matmul, takes_float8
+from ..quant.float8_matmul import Float8LowRank, Float8Rows, matmul, quantize_low_rank, takes_float8
 from ..quant.weight import StoredWeight
 from .adapter import LowRank
 from .product import Product
@@ -66,7 +66,8 @@ class BlockWeights:
     def _projection(self, name: str, stored: StoredWeight, float8: bool, rows: int) -> Projection:
         adapters, bias = self._adapters.get(name, ()), self.tensor(f"{name}.bias")
         if float8:
-            return Projection(stored, bias, adapters)
+            lora = _in_float8(adapters, self._dtype) if adapters else None
+            return Projection(stored, bias, float8_lora=lora)
         matrix = dequantize(stored, self._dtype)
         if not adapters or not _merging_is_less(matrix, rows):
             return Projection(matrix, bias, adapters)
@@ -75,6 +76,10 @@ class BlockWeights:
             matrix = adapter.merged_into(matrix, in_place=own)
             own = True
         return Projection(matrix, bias)
+
+
+def _in_float8(adapters: Sequence[LowRank], dtype: torch.dtype) -> Float8LowRank:
+    return quantize_low_rank([a.down for a in adapters], [a.up for a in adapters], [a.scale for a in adapters], dtype)
 
 
 def _merging_is_less(matrix: torch.Tensor, rows: int) -> bool:
@@ -89,6 +94,7 @@ class Projection:
     weight: StoredWeight | torch.Tensor
     bias: torch.Tensor
     adapters: Sequence[LowRank] = ()
+    float8_lora: Float8LowRank | None = None
 
     @property
     def float8(self) -> bool:
@@ -98,10 +104,12 @@ class Projection:
     def __call__(self, x: torch.Tensor | Float8Rows) -> Product:
         if isinstance(x, Float8Rows) and isinstance(self.weight, StoredWeight):
             product = Product(matmul(x, self.weight, self.bias.dtype), x.scale, self.bias)
-        elif isinstance(x, torch.Tensor) and isinstance(self.weight, torch.Tensor):
+            if self.float8_lora is not None:
+                self.float8_lora.add_to(product.data, x)
+            return product
+        if isinstance(x, torch.Tensor) and isinstance(self.weight, torch.Tensor):
             product = Product(F.linear(x, self.weight, self.bias))
-        else:
-            raise TypeError(f"a linear over {type(self.weight).__name__} was given {type(x).__name__}")
-        for adapter in self.adapters:
-            adapter.add_to(product.data, x)
-        return product
+            for adapter in self.adapters:
+                adapter.add_to(product.data, x)
+            return product
+        raise TypeError(f"a linear over {type(self.weight).__name__} was given {type(x).__name__}")

@@ -8,6 +8,7 @@ the one with one scale for each operand, which every card with float8 units and 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,12 +83,39 @@ def matmul(x: Float8Rows, weight: StoredWeight, dtype: torch.dtype) -> torch.Ten
     return product.view(*x.data.shape[:-1], weight.shape[0])
 
 
-def low_rank_product(x: Float8Rows, down: torch.Tensor) -> torch.Tensor:
-    """x @ down.T without the scales of x's rows, as `matmul`, for a `down` (rank, in) of 16 bit that stays as it is.
+@dataclass(frozen=True)
+class Float8LowRank:
+    """LoRAs of one linear, all in one: their `down` in float8, with the scales of its rows moved into `up`.
 
-    Memory: x in 16 bit.
+    Args:
+        down: (rank, in) float8_e4m3fn. up: (out, rank), 16 bit; rank is a multiple of 16.
     """
-    return torch.nn.functional.linear(x.data.to(down.dtype), down).mul_(1.0 / LARGEST)
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+    def add_to(self, output: torch.Tensor, x: Float8Rows) -> None:
+        """Add to `output` (..., out), which is without the scales of x's rows, as `matmul` gives it."""
+        unit = _constant(1.0 / LARGEST, x.data.device)
+        inner = torch._scaled_mm(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            x.data.reshape(-1, x.data.shape[-1]), self.down.t(), scale_a=unit, scale_b=unit, out_dtype=self.up.dtype
+        )
+        output.view(-1, output.shape[-1]).addmm_(inner, self.up.t())
+
+
+def quantize_low_rank(
+    downs: Sequence[torch.Tensor], ups: Sequence[torch.Tensor], scales: Sequence[float], dtype: torch.dtype
+) -> Float8LowRank:
+    """sum of scale * up @ down, for `Float8Rows`. Relative error 3e-2 of what the LoRAs add, as the product itself.
+
+    Args:
+        downs: (rank, in) each. ups: (out, rank) each.
+    """
+    rank = sum(len(down) for down in downs)
+    missing = -rank % 16
+    rows = quantize_rows(torch.nn.functional.pad(torch.cat([down.to(dtype) for down in downs]), (0, 0, 0, missing)))
+    up = torch.cat([up.float() * scale for up, scale in zip(ups, scales, strict=True)], dim=1)
+    return Float8LowRank(rows.data, (torch.nn.functional.pad(up, (0, missing)) * rows.scale).to(dtype))
 
 
 @functools.lru_cache(maxsize=16)

@@ -11,6 +11,7 @@ from wan_blocks import TEXT_TOKENS, block_weights, relative_error, shape_of, tin
 from wanfit.blocks import ForwardSettings, LowRank, block_forward
 from wanfit.blocks.projection import BlockWeights
 from wanfit.quant import StoredWeight, dequantize
+from wanfit.quant.float8_matmul import quantize_low_rank, quantize_rows
 
 LINEARS = [f"{part}.{name}" for part in ("self_attn", "cross_attn") for name in "qkvo"] + ["ffn.0", "ffn.2"]
 
@@ -83,3 +84,45 @@ def test_two_pairs_in_bfloat16_are_as_exact_in_the_matrix_as_beside_it(linear):
     for rows in (1, 64):
         (to_a,) = BlockWeights(linear, torch.bfloat16, {"a": pairs}, rows=rows).projections("a")
         assert relative_error(to_a(x).value().double(), expected) < 6e-3  # a few roundings of 2**-9
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_beside_the_rows_and_in_the_matrix_are_the_same(monkeypatch: pytest.MonkeyPatch, merged: bool) -> None:
+    """The stored matrix stays as it is either way."""
+    calls: list[bool] = []
+    merge = LowRank.merged_into
+
+    def counted(self: LowRank, matrix: torch.Tensor, *, in_place: bool) -> torch.Tensor:
+        calls.append(in_place)
+        return merge(self, matrix, in_place=in_place)
+
+    monkeypatch.setattr(LowRank, "merged_into", counted)
+    weight, bias = torch.randn(24, 40), torch.randn(24)
+    stored = {"a.weight": StoredWeight("f32", (24, 40), weight), "a.bias": StoredWeight("f32", (24,), bias)}
+    pairs = [
+        LowRank(torch.randn(3, 40), torch.randn(24, 3), 0.5),
+        LowRank(torch.randn(1, 40), torch.randn(24, 1), -2.0),
+    ]
+    rows = 1000 if merged else 4
+    before = weight.clone()
+    (linear,) = BlockWeights(stored, torch.float32, {"a": pairs}, rows=rows).projections("a")
+    assert calls == ([False, True] if merged else []), "the file's own tensor is never written to"
+    assert torch.equal(weight, before)
+    x = torch.randn(1, rows, 40)
+    expected = x @ (weight + sum(p.scale * p.up @ p.down for p in pairs)).T + bias
+    assert relative_error(linear(x).value(), expected) < 1e-6
+
+
+@pytest.mark.parametrize("ranks", [(16,), (5, 20), (1,)])
+def test_float8_linears_read_their_loras_in_float8(ranks: tuple[int, ...]) -> None:
+    """Any rank; several in one; the error is that of the float8 product itself (3.5e-2 measured)."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 30, 512, generator=generator).bfloat16()
+    downs = [torch.randn(rank, 512, generator=generator) * 0.1 for rank in ranks]
+    ups = [torch.randn(256, rank, generator=generator) for rank in ranks]
+    scales = [0.5, -2.0][: len(ranks)]
+    rows = quantize_rows(x)
+    product = torch.zeros(2, 30, 256, dtype=torch.bfloat16)
+    quantize_low_rank(downs, ups, scales, torch.bfloat16).add_to(product, rows)
+    expected = sum(s * x.float() @ d.T @ u.T for s, d, u in zip(scales, downs, ups, strict=True))
+    assert relative_error(product.float() * rows.scale.unsqueeze(-1), expected) < 5e-2
