@@ -1,176 +1,277 @@
-"""What `wanfit plan` predicts against what a card really takes: forwards of the 14B transformer, decodes of the VAE.
+"""What `wanfit plan` predicts against what a card really takes: forwards of the transformer, passes of the VAE.
 
     python scripts/dev.py bench plan --list                           the predictions alone; needs no card
     python scripts/dev.py bench plan --json docs/measurements/plan.json
-    python scripts/dev.py bench plan --layouts fp8_scaled --sizes 480p 720p --frames 33 81 --policies stream resident
+    python scripts/dev.py bench plan --edges                          some of them with no more memory than predicted
 
-Random weights at real size. One line a configuration: predicted and measured peak of PyTorch's allocator, and the
-error: above 0 the plan says more than was taken. The whole job, with the plan in each report: `bench full_size`.
+Weights of zeros at real size; three blocks, which is enough for the peak, and one forward. One line a configuration:
+predicted and measured peak of PyTorch's allocator, and the error: above 0 the plan says more than was taken. The whole
+job, with the plan in each report: `bench full_size`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
-import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from dit import SIZES, inputs
-from dit_weights import RepeatedFile, build, stored_block
+from accelerate import init_empty_weights
+from dit_weights import RepeatedFile
 
 from wanfit.blocks import ForwardSettings
-from wanfit.memory.demand import Video, denoise_demand, vae_demand
+from wanfit.checkpoint.structure import transformer_tensors
+from wanfit.errors import WanFitError
+from wanfit.memory.demand import Demand, Video, denoise_demand, vae_demand
 from wanfit.memory.machine import Machine, stated_machine, this_machine
 from wanfit.memory.parts import TransformerPart
-from wanfit.memory.plan import Model, decode_shape, tile_plan
-from wanfit.memory.presets import text_preset, transformer_preset, vae_preset
+from wanfit.memory.plan import CHUNK_TOKENS, Model, decode_shape, tile_plan
+from wanfit.memory.presets import _BLOCKS, _SHAPES, _formats, text_preset, transformer_preset, vae_preset
 from wanfit.offload import BlockStore, Ladder
 from wanfit.offload.layout import BlockLayout
+from wanfit.pipeline.transformer import LeanTransformer
 from wanfit.quant import StoredWeight
 from wanfit.vae.decode import decode
 from wanfit.vae.sinks import OrderedFrames
 
 GIB = 2**30
-PRESETS = {
-    "bf16": "t2v-a14b:bf16",
-    "fp8_scaled": "t2v-a14b:fp8",
-    "q8_0": "t2v-a14b:q8_0",
-    "q4_k": "t2v-a14b:q4_k_m",
-    "q5_k": "t2v-a14b:q5_k_m",
-    "q6_k": "t2v-a14b:q6_k",
-}
+SIZES = {"480p": (832, 480), "720p": (1280, 704), "1088p": (1920, 1088)}
 LOOP = ("latents", "text embeddings")
 """Causes that belong to the sampling loop, which this script has not; its inputs are counted instead."""
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f8_e4m3": torch.float8_e4m3fn}
 
 
-def machine_here() -> Machine:
-    if torch.cuda.is_available():
-        return this_machine(torch.device("cuda", 0), torch.bfloat16, torch.bfloat16)
-    return dataclasses.replace(stated_machine(80, 64, capability=(9, 0)), fused=True)
+@dataclass(frozen=True)
+class Forward:
+    preset: str
+    size: str
+    frames: int
+    policy: str = "stream"
+    packed: bool = False
+    blocks: int = 3
 
 
-def part_of(layout: str, block: dict[str, StoredWeight], blocks: int) -> TransformerPart:
+@dataclass(frozen=True)
+class Decode:
+    variant: str
+    size: str
+    frames: int
+    gib: float
+
+
+FORWARDS = [
+    *(Forward("i2v-a14b:fp8", size, n) for size, n in (("480p", 33), ("480p", 81), ("480p", 121), ("720p", 33))),
+    *(Forward("i2v-a14b:fp8", size, n) for size, n in (("720p", 81), ("720p", 121), ("1088p", 33), ("1088p", 81))),
+    *(Forward("i2v-a14b:fp8", size, 81, packed=True) for size in ("480p", "720p")),
+    *(Forward("i2v-a14b:fp8", "480p", 81, policy, blocks=8) for policy in ("resident", "auto")),
+    *(Forward("t2v-a14b:bf16", size, n) for size, n in (("480p", 33), ("720p", 81))),
+    *(Forward("i2v-a14b:q8_0", size, n) for size, n in (("480p", 81), ("720p", 33), ("720p", 121))),
+    *(Forward("i2v-a14b:q4_k_m", size, n) for size, n in (("480p", 33), ("720p", 81), ("1088p", 33))),
+    Forward("i2v-a14b:q4_k_m", "720p", 81, packed=True),
+    Forward("t2v-a14b:q4_k_m", "480p", 81, "resident", blocks=8),
+    *(Forward("ti2v-5b:fp16", size, n) for size, n in (("480p", 33), ("720p", 81), ("720p", 121))),
+]
+DECODES = [
+    *(Decode("vae-2.1", size, n, g) for size, n, g in (("480p", 33, 16.0), ("480p", 81, 4.0), ("720p", 33, 4.0))),
+    *(Decode("vae-2.1", size, n, g) for size, n, g in (("720p", 33, 16.0), ("720p", 33, 2.0), ("1088p", 33, 8.0))),
+    *(Decode("vae-2.2", size, n, g) for size, n, g in (("480p", 33, 16.0), ("720p", 33, 4.0), ("720p", 81, 4.0))),
+    *(Decode("vae-2.2", size, n, g) for size, n, g in (("720p", 33, 16.0), ("1088p", 33, 8.0))),
+]
+EDGES = [
+    Forward("i2v-a14b:fp8", "480p", 33),
+    Forward("i2v-a14b:fp8", "720p", 33),
+    Forward("i2v-a14b:q4_k_m", "720p", 33),
+    Decode("vae-2.1", "480p", 33, 16.0),
+    Decode("vae-2.1", "720p", 33, 4.0),
+    Decode("vae-2.2", "720p", 33, 4.0),
+]
+
+
+def zero_block(preset: str) -> dict[str, StoredWeight]:
+    """Block 0 of the preset's file, all values 0, on the CPU."""
+    variant, _, kind = preset.partition(":")
+    shapes = transformer_tensors(**{"text_dim": 4096, "freq_dim": 256, **_SHAPES[variant]})
+    formats = _formats(shapes, kind)
+    block: dict[str, StoredWeight] = {}
+    for name, shape in shapes.items():
+        if not name.startswith("blocks.0."):
+            continue
+        key = formats[name]
+        if key in DTYPES:
+            data = torch.zeros(shape, dtype=DTYPES[key])
+        else:
+            elements, nbytes = _BLOCKS[key]
+            data = torch.zeros((*shape[:-1], shape[-1] // elements * nbytes), dtype=torch.uint8)
+        scale = {"scale": torch.ones(())} if key == "f8_e4m3" else {}
+        block[name.removeprefix("blocks.0.")] = StoredWeight(key, tuple(shape), data, scale)
+    return block
+
+
+def part_of(case: Forward, block: dict[str, StoredWeight]) -> TransformerPart:
+    formats = frozenset(weight.format for weight in block.values() if len(weight.shape) == 2)
+    size = BlockLayout(block).nbytes
     return dataclasses.replace(
-        transformer_preset(PRESETS[layout]),
-        block_bytes=BlockLayout(block).nbytes,
-        formats=frozenset(weight.format for weight in block.values() if len(weight.shape) == 2),
-        num_layers=blocks,
+        transformer_preset(case.preset), block_bytes=size, formats=formats, num_layers=case.blocks
     )
 
 
-def forwards(options: argparse.Namespace, machine: Machine) -> Iterator[dict[str, object]]:
-    device = torch.device("cuda" if torch.cuda.is_available() and not options.list else "cpu")
-    settings = ForwardSettings(options.chunk)
-    for layout in options.layouts:
-        block = {} if options.list else stored_block(layout, device)
-        part = transformer_preset(PRESETS[layout]) if options.list else part_of(layout, block, options.blocks)
-        for policy, size, frames in itertools.product(options.policies, options.sizes, options.frames):
-            width, height = SIZES[size]
-            video = Video(width, height, frames, image=False)
-            demand = denoise_demand("denoise", part, part.block_bytes, video, machine, settings)
-            given = 2 * (16 * video.latent_frames * (width // 8) * (height // 8) + 512 * 4096)
-            predicted = demand.vram_needed - sum(demand.vram[cause] for cause in LOOP) + given
-            if policy == "resident":
-                predicted += (options.blocks - 2) * part.block_bytes
-            row = {"part": "forward", "layout": layout, "policy": policy, "size": size, "frames": frames}
-            if options.list:
-                yield row | {"predicted": predicted}
-                continue
-            yield row | compare(predicted, partial(one_forward, options, block, policy, settings, size, frames, device))
+def forward(case: Forward, machine: Machine, block: dict[str, StoredWeight]) -> tuple[Demand, int, Callable[[], None]]:
+    """The plan's demand, the bytes predicted for what runs here, and the run."""
+    part = part_of(case, block)
+    multiple = 32 if case.preset.startswith("ti2v") else 16
+    width, height = (side // multiple * multiple for side in SIZES[case.size])
+    video = Video(width, height, case.frames, image=False, size_multiple=multiple)
+    settings = ForwardSettings(CHUNK_TOKENS, packed_attention=case.packed)
+    demand = denoise_demand("denoise", part, part.block_bytes, video, machine, settings)
+    shape = (1, part.in_channels, video.latent_frames, height * 2 // multiple, width * 2 // multiple)
+    given = 2 * (torch.Size(shape).numel() + 512 * 4096)
+    outputs = 2 * torch.Size(shape).numel() * part.out_channels // part.in_channels
+    predicted = demand.vram_needed - sum(demand.vram[cause] for cause in LOOP) + given + outputs
+    if case.policy != "stream":
+        predicted += (case.blocks - 2) * part.block_bytes
+    return demand, predicted, partial(one_forward, case, part, block, settings, shape, video.tokens)
 
 
+@torch.inference_mode()
 def one_forward(
-    options: argparse.Namespace,
-    block: dict,
-    policy: str,
+    case: Forward,
+    part: TransformerPart,
+    block: dict[str, StoredWeight],
     settings: ForwardSettings,
-    size: str,
-    frames: int,
-    device: torch.device,
+    shape: tuple[int, ...],
+    tokens: int,
 ) -> None:
-    with BlockStore([RepeatedFile(block, options.blocks)], device, policy=policy, ram_budget=40 * GIB) as store:
-        model = build(store.source(), Ladder(settings, store), options.blocks, device)
-        given = inputs(size, frames, device, torch.bfloat16)
-        for _ in range(2):
-            model(**given, return_dict=False)
-        if model.ladder.steps:
-            print(f"note: the ladder went down: {model.ladder.steps}", file=sys.stderr)
+    device = torch.device("cuda", 0)
+    with BlockStore([RepeatedFile(block, case.blocks)], device, policy=case.policy, ram_budget=64 * GIB) as store:
+        with init_empty_weights():
+            model = LeanTransformer(
+                num_attention_heads=part.num_heads, attention_head_dim=128, in_channels=part.in_channels,
+                out_channels=part.out_channels, text_dim=4096, ffn_dim=part.ffn_dim, num_layers=case.blocks,
+            )  # fmt: skip
+        ladder = Ladder(settings, store)
+        model.attach(store.source(), part.shape, ladder)
+        rope = model.rope.to(device)
+        state = {
+            name: torch.zeros(
+                parameter.shape,
+                device=device,
+                dtype=torch.float32 if "time_embedder" in name or "scale_shift" in name else torch.bfloat16,
+            )
+            for name, parameter in model.named_parameters()
+            if not name.startswith("blocks.")
+        }
+        model.load_state_dict(state, strict=False, assign=True)
+        del state
+        model.rope = rope
+        steps = (1, tokens) if case.preset.startswith("ti2v") else (1,)
+        model.eval().requires_grad_(False)(
+            hidden_states=torch.zeros(shape, device=device, dtype=torch.bfloat16),
+            timestep=torch.full(steps, 700.0, device=device),
+            encoder_hidden_states=torch.zeros(1, 512, 4096, device=device, dtype=torch.bfloat16),
+            return_dict=False,
+        )
+        if ladder.steps:
+            print(f"note: the ladder went down: {ladder.steps}", flush=True)
 
 
-def decodes(options: argparse.Namespace, machine: Machine) -> Iterator[dict[str, object]]:
-    for variant, size, frames, budget in itertools.product(
-        options.vaes, options.sizes, options.frames, options.vae_gib
-    ):
-        name = "t2v-a14b:fp8" if variant == "vae-2.1" else "ti2v-5b:fp16"
-        model = Model((transformer_preset(name),), text_preset(), vae_preset(variant))
-        width, height = SIZES[size]
-        multiple = model.variant.size_multiple
-        video = Video(width // multiple * multiple, height // multiple * multiple, frames, False, multiple)
-        plan = tile_plan(model, video, machine, "decode", int(budget * GIB))
-        demand = vae_demand("decode and save", plan, model.vae, video, machine)
-        row = {"part": variant, "size": size, "frames": frames, "gib": budget, "grid": plan.grid}
-        if options.list:
-            yield row | {"predicted": demand.vram_needed}
-            continue
-        yield row | compare(demand.vram_needed, partial(one_decode, model, video, plan))
+def vae_pass(case: Decode, machine: Machine) -> tuple[Demand, int, Callable[[], None]]:
+    name = "t2v-a14b:fp8" if case.variant == "vae-2.1" else "ti2v-5b:fp16"
+    model = Model((transformer_preset(name),), text_preset(), vae_preset(case.variant))
+    multiple = model.variant.size_multiple
+    width, height = (side // multiple * multiple for side in SIZES[case.size])
+    video = Video(width, height, case.frames, False, multiple)
+    plan = tile_plan(model, video, machine, "decode", int(case.gib * GIB))
+    demand = vae_demand("decode and save", plan, model.vae, video, machine)
+    return demand, demand.vram_needed, partial(one_decode, model, video, plan)
 
 
+@torch.inference_mode()
 def one_decode(model: Model, video: Video, plan: object) -> None:
-    module = type(model.vae.module())(**dict(model.vae.module().config))
-    vae = module.to("cuda", torch.bfloat16).eval().requires_grad_(False)
-    latents = torch.randn(decode_shape(model, video), device="cuda")
+    vae = type(model.vae.module())(**dict(model.vae.module().config))
+    vae = vae.to("cuda", torch.bfloat16).eval().requires_grad_(False)
+    latents = torch.zeros(decode_shape(model, video), device="cuda")
     sink = OrderedFrames(lambda *_: None)
     try:
-        decode(vae, latents, plan, sink)
+        decode(vae, latents, plan, sink)  # type: ignore[arg-type]
     finally:
         sink.close()
 
 
-def compare(predicted: int, run) -> dict[str, object]:  # noqa: ANN001
+def peak(run: Callable[[], None]) -> dict[str, object]:
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
     run()
     torch.cuda.synchronize()
-    allocated = torch.cuda.max_memory_allocated() - before
-    reserved = torch.cuda.max_memory_reserved()
     return {
-        "predicted": predicted,
-        "allocated": allocated,
-        "reserved": reserved,
-        "error": round(predicted / allocated - 1, 4),
+        "allocated": torch.cuda.max_memory_allocated() - before,
+        "reserved": torch.cuda.max_memory_reserved(),
+        "before": before,
+        "seconds": round(time.perf_counter() - started, 2),
     }
+
+
+def within(nbytes: int, run: Callable[[], None]) -> str:
+    """What becomes of the run when PyTorch may have no more than `nbytes`."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(nbytes / total)
+    try:
+        run()
+        torch.cuda.synchronize()
+    except (torch.OutOfMemoryError, WanFitError) as error:
+        return f"failed: {type(error).__name__}"
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return "ran"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="predictions only")
-    parser.add_argument("--layouts", nargs="*", default=["bf16", "fp8_scaled", "q8_0", "q4_k"], choices=PRESETS)
-    parser.add_argument("--sizes", nargs="+", default=["480p", "720p"], choices=SIZES)
-    parser.add_argument("--frames", nargs="+", type=int, default=[33, 81])
-    parser.add_argument("--policies", nargs="+", default=["stream", "resident"])
-    parser.add_argument("--vaes", nargs="*", default=["vae-2.1", "vae-2.2"])
-    parser.add_argument("--vae-gib", nargs="+", type=float, default=[4.0, 16.0])
-    parser.add_argument("--chunk", type=int, default=4096)
-    parser.add_argument("--blocks", type=int, default=40)
+    parser.add_argument("--edges", action="store_true", help="a few, at the prediction and 5 %% below the measured peak")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if not options.list and not torch.cuda.is_available():
         parser.error("no CUDA device: use --list")
-    machine = machine_here()
+    if torch.cuda.is_available():
+        machine = this_machine(torch.device("cuda", 0), torch.bfloat16, torch.bfloat16)
+    else:
+        machine = dataclasses.replace(stated_machine(80, 64, capability=(9, 0)), fused=True)
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     rows: list[dict[str, object]] = []
-    for row in itertools.chain(forwards(options, machine), decodes(options, machine)):
+    blocks: dict[str, dict[str, StoredWeight]] = {}
+    for case in EDGES if options.edges else [*FORWARDS, *DECODES]:
+        row: dict[str, object] = {"part": type(case).__name__.lower(), **dataclasses.asdict(case)}
+        if isinstance(case, Forward):
+            if case.preset not in blocks:
+                blocks = {case.preset: zero_block(case.preset)}
+            demand, predicted, run = forward(case, machine, blocks[case.preset])
+        else:
+            demand, predicted, run = vae_pass(case, machine)
+        row |= {"predicted": predicted, "causes": dict(demand.vram)}
+        if not options.list:
+            try:
+                row |= peak(run)
+            except (RuntimeError, WanFitError, ValueError) as error:
+                row["failed"] = f"{type(error).__name__}: {error}"[:400]
+            if "allocated" in row:
+                taken = int(str(row["allocated"]))
+                row["error"] = round(predicted / taken - 1, 4)
+                if options.edges:
+                    row["at the prediction"] = within(predicted, run)
+                    row["5 % below the peak"] = within(int(taken * 0.95), run)
         rows.append(row)
-        print("  ".join(f"{key} {_text(value)}" for key, value in row.items()), flush=True)
-    if options.json is not None:
-        card = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        record = {"torch": torch.__version__, "card": card, "rows": rows}
-        options.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        print("  ".join(_text(value) for key, value in row.items() if key not in ("causes", "before")), flush=True)
+        if options.json is not None:
+            record = {"torch": torch.__version__, "card": card, "rows": rows}
+            options.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     errors = [float(str(row["error"])) for row in rows if "error" in row]
     if errors:
         print(f"{len(errors)} configurations, error {min(errors):+.1%} to {max(errors):+.1%}")
@@ -178,7 +279,7 @@ def main() -> int:
 
 
 def _text(value: object) -> str:
-    return f"{value / GIB:.3f} GiB" if isinstance(value, int) and value > 10**6 else str(value)
+    return f"{value / GIB:.3f}" if isinstance(value, int) and value > 10**6 else str(value)
 
 
 if __name__ == "__main__":

@@ -7,16 +7,22 @@ from .settings import TEXT_TOKENS, BlockShape, ForwardSettings
 _WORK = 16
 """Bytes per element of one chunk: normed input, projection, and up to three float32 copies inside a kernel."""
 
+_FUSED_WORK = 4.2
+"""The same with the fused kernels on a card: normed input, and its projection or rounding to float8."""
+
 _ATTENTION = 3.3
 """An attention call in units of its result: the result, and what CPU kernels pack of keys and values."""
+
+_CUDA_ATTENTION = 1.1
+"""The same on a card: the result and its row sums."""
 
 _FIXED = 2 * 2**20
 """Modulation rows, norm statistics, scratch of an attention kernel."""
 
 
-def chunk_bytes(shape: BlockShape, *, batch: int, tokens: int) -> int:
+def chunk_bytes(shape: BlockShape, *, batch: int, tokens: int, fused: bool = False) -> int:
     """Working memory for `tokens` tokens at a time beside q, k and v; in any compute dtype."""
-    return _WORK * batch * tokens * shape.dim
+    return int((_FUSED_WORK if fused else _WORK) * batch * tokens * shape.dim)
 
 
 def activation_bytes(
@@ -27,6 +33,8 @@ def activation_bytes(
     tokens: int,
     itemsize: int,
     context_tokens: int = TEXT_TOKENS,
+    cuda: bool = False,
+    fused: bool = False,
 ) -> int:
     """Upper bound of what one `block_forward` holds at its peak.
 
@@ -35,14 +43,15 @@ def activation_bytes(
 
     Args:
         itemsize: bytes of an element of hidden_states: 2 or 4.
+        cuda: attention runs on a card. fused: so do the fused element-wise kernels.
     """
     stream = batch * tokens * shape.dim * itemsize
     chunk_tokens = min(settings.chunk_tokens, tokens)
-    chunk = chunk_bytes(shape, batch=batch, tokens=chunk_tokens)
+    chunk = chunk_bytes(shape, batch=batch, tokens=chunk_tokens, fused=fused)
     heads = settings.heads_per_call(shape, tokens)
-    attention = int(_ATTENTION * batch * tokens * heads * shape.head_dim * itemsize)
+    attention = int((_CUDA_ATTENTION if cuda else _ATTENTION) * batch * tokens * heads * shape.head_dim * itemsize)
     keys_values = 2 * batch * context_tokens * shape.dim * itemsize
-    context_work = chunk_bytes(shape, batch=batch, tokens=context_tokens)
+    context_work = chunk_bytes(shape, batch=batch, tokens=context_tokens, fused=fused)
     inner = batch * chunk_tokens * (shape.dim + shape.ffn_dim) * itemsize
     if settings.packed_attention:
         # int8 and one float32 scale a head; an attention call has its q, k and v in the compute dtype besides

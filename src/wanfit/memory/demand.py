@@ -25,11 +25,8 @@ TEXT_TOKENS = 512
 HEAD_DIM = 128
 TEXT_DIM = 4096
 
-LIBRARIES = 64 * 2**20
-"""cuBLAS's workspace, norm statistics, small tensors: on a card, inside PyTorch's allocator."""
-
-_OVERHEAD = 0.03
-"""Of the activations: what the allocator's blocks are larger than what is asked for."""
+LIBRARIES = 36 * 2**20
+"""cuBLAS's workspace (32 MiB on sm_90, less elsewhere), small tensors: on a card, inside PyTorch's allocator."""
 
 _DEQUANTISE: Mapping[str, float] = {
     **dict.fromkeys(("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "q8_0"), 0.2),
@@ -123,7 +120,16 @@ def forward_causes(part: TransformerPart, video: Video, machine: Machine, settin
     item = machine.dtype.itemsize
     stream = video.tokens * part.dim * item
     context = TEXT_TOKENS + (257 if part.image_dim else 0)
-    total = activation_bytes(part.shape, settings, batch=1, tokens=video.tokens, itemsize=item, context_tokens=context)
+    total = activation_bytes(
+        part.shape,
+        settings,
+        batch=1,
+        tokens=video.tokens,
+        itemsize=item,
+        context_tokens=context,
+        cuda=machine.device == "cuda",
+        fused=machine.fused,
+    )
     attention = min(3 * stream, total - stream)
     places = video.latent_frames * _latent_area(video, part)
     # scheduler: latents, two past outputs, last sample; condition; model input; two predictions
@@ -140,7 +146,7 @@ def forward_causes(part: TransformerPart, video: Video, machine: Machine, settin
         "context": context * part.dim * item,
     }
     if machine.device == "cuda":
-        causes["allocator"] = int(_OVERHEAD * total) + LIBRARIES
+        causes["libraries"] = LIBRARIES
     return causes
 
 
