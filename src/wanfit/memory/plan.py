@@ -190,10 +190,14 @@ def make_plan(
     text = text_demand(model.text_encoder, video, machine)
     chunk, denoise = _denoise(model, video, machine, chunk_tokens)
     keep_loras = _keep_loras(denoise, machine, loras[0])
+    ram_budget = machine.ram_budget
     if loras[0]:
-        extra = {"LoRA": loras[0] if keep_loras else loras[1]}
+        extra = {"LoRA": loras[0] if keep_loras else min(loras[0], 2 * loras[1])}
         kind = "vram" if machine.device == "cuda" else "ram"
         denoise = [replace(demand, **{kind: getattr(demand, kind) | extra}) for demand in denoise]
+    if loras[0] and not keep_loras:  # pinned in RAM
+        ram_budget = max(0, ram_budget - loras[0])
+        denoise = [replace(demand, ram={**demand.ram, "LoRA": loras[0]}) for demand in denoise]
     vae, failures, squeezed = _vae_stages(model, video, machine)
     worst = max(denoise, key=lambda demand: demand.vram_needed)
     weights_budget, resident = _resident(model, machine, worst)
@@ -201,7 +205,7 @@ def make_plan(
     denoise = [replace(demand, optional=_optional(resident, slots, model)) for demand in denoise]
     cached = 0
     if machine.device == "cuda":
-        cached = _cached(machine.ram_budget, slots, sum(part.num_layers for part in model.transformers))
+        cached = _cached(ram_budget, slots, sum(part.num_layers for part in model.transformers))
         kept = {KEPT: cached * slots}
         denoise = [replace(demand, ram={**demand.ram, **kept}) for demand in denoise]
     stages = [text, *vae[:-1], denoise[0]]
@@ -217,7 +221,7 @@ def make_plan(
         machine=machine,
         chunk_tokens=chunk,
         weights_budget=weights_budget,
-        ram_budget=machine.ram_budget,
+        ram_budget=ram_budget,
         vae_budget=_vae_room(machine),
         keep_loras=keep_loras,
         resident=resident,

@@ -188,3 +188,19 @@ def test_the_plan_is_json(fp8):
 def test_a_machine_without_anything_still_gets_a_verdict(fp8):
     plan = make_plan(fp8, Machine("cuda", 0, 0), *A14B)
     assert not plan.fits and plan.reason
+
+
+def test_loras_stay_where_there_is_room_and_else_stream_with_their_block(fp8):
+    """Kept: all on the device. Streamed: two blocks' there, all of them pinned in RAM, which blocks then lack."""
+    total, largest = 600 * 2**20, 15 * 2**20
+    plain, kept, streamed = (
+        make_plan(fp8, stated_machine(vram, 32), *A14B, loras=loras)
+        for vram, loras in ((48, (0, 0)), (48, (total, largest)), (8, (total, largest)))
+    )
+    assert kept.keep_loras and not streamed.keep_loras
+    assert "LoRA" not in plain.stages[2].vram and kept.stages[2].vram["LoRA"] == total
+    assert "LoRA" not in kept.stages[2].ram and kept.ram_budget == plain.ram_budget
+    assert streamed.stages[2].vram["LoRA"] == 2 * largest and streamed.stages[2].ram["LoRA"] == total
+    assert streamed.ram_budget == stated_machine(8, 32).ram_budget - total
+    few = make_plan(fp8, stated_machine(8, 32), *A14B, loras=(total, total))
+    assert few.stages[2].vram["LoRA"] == total, "all in one block: never more than there is"
