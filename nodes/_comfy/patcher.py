@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import comfy.model_patcher
@@ -19,6 +20,17 @@ class EnginePatcher(comfy.model_patcher.ModelPatcher):
         return self.model.wanfit_runtime
 
     def add_patches(self, patches: Any, strength_patch: float = 1.0, strength_model: float = 1.0) -> Any:
+        if not patches:  # what core's LoRA loader hands over when no key of the file fits
+            raise InputError(
+                "lora_mismatch",
+                "load",
+                f"no tensor of the LoRA fits {self.runtime.checkpoint.path.name}: it is for another model",
+                "Take a LoRA for this Wan model, or remove the LoRA node",
+            )
+        if not math.isfinite(strength_patch):
+            raise InputError(
+                "lora_invalid", "load", f"the LoRA's strength is {strength_patch}", "Use a number such as 1"
+            )
         added = {}
         for key, patch in patches.items():
             name, offset, function = (key, None, None) if isinstance(key, str) else (*key, None, None)[:3]
