@@ -8,8 +8,10 @@ from comfy_api.v0_0_2 import ComfyExtension
 
 from .decode import WanFitVAEDecode
 from .decode_to_video import WanFitDecodeToVideo
+from .doctor import WanFitDoctor
 from .loader import WanFitLoader
 from .offload import WanFitOffloadPolicy
+from .plan import WanFitPlan
 from .probe import WanFitMemoryProbe
 from .purge import WanFitPurge
 from .sampler import WanFitSampler
@@ -32,6 +34,8 @@ class WanFitExtension(ComfyExtension):
             WanFitSampler,
             WanFitVAEDecode,
             WanFitDecodeToVideo,
+            WanFitPlan,
             WanFitMemoryProbe,
             WanFitPurge,
+            WanFitDoctor,
         ]

@@ -235,7 +235,9 @@ def within(nbytes: int, run: Callable[[], None]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="predictions only")
-    parser.add_argument("--edges", action="store_true", help="a few, at the prediction and 5 %% below the measured peak")
+    parser.add_argument(
+        "--edges", action="store_true", help="a few, at the prediction and 5 %% below the measured peak"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if not options.list and not torch.cuda.is_available():

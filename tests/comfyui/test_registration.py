@@ -17,7 +17,7 @@ FIELDS = (
 CORE_LISTS = ("sampler_name", "scheduler")
 NODES = [
     "WanFitLoader", "WanFitTextEncoderLoader", "WanFitOffloadPolicy", "WanFitSampler", "WanFitVAEDecode",
-    "WanFitDecodeToVideo", "WanFitMemoryProbe", "WanFitPurge",
+    "WanFitDecodeToVideo", "WanFitPlan", "WanFitMemoryProbe", "WanFitPurge", "WanFitDoctor",
 ]  # fmt: skip
 
 

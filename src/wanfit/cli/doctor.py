@@ -10,8 +10,6 @@ from typing import Any
 
 from .words import FLAGS
 
-_MARKS = {"ok": " ", "note": "-", "warning": "!", "wrong": "X", "unread": "?"}
-
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
@@ -27,16 +25,11 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..memory.doctor import examine
+    from ..memory.report import finding_lines
 
     findings = examine(options.models)
     if options.json:
         print(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
         return 0
-    topic = ""
-    for finding in findings:
-        if finding.topic != topic:
-            topic = finding.topic
-            print(topic)
-        print(f"  {_MARKS[finding.state]} {finding.text}")
-    print("! warning, X wrong, ? not readable here, - for information")
+    print("\n".join(finding_lines(findings)))
     return 0

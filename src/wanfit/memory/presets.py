@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 
 from ..checkpoint import VARIANTS
+from ..checkpoint.gguf_types import FILE_TYPES, tensor_types
 from ..checkpoint.structure import Shape, transformer_tensors, umt5_tensors, vae_tensors
 from ..errors import InputError
 from .parts import Tensor, TextPart, TransformerPart, VaePart, describe_transformer
@@ -33,8 +34,6 @@ _BLOCKS: Mapping[str, tuple[int, int]] = {
 
 def file_types() -> list[str]:
     """The second half of a preset's name."""
-    from ..tiny.gguf_layout import FILE_TYPES
-
     return [*_PLAIN, *_FLOAT8, *(name.lower() for name in FILE_TYPES if name not in ("BF16", "F16"))]
 
 
@@ -108,8 +107,6 @@ def _formats(shapes: Mapping[str, Shape], kind: str) -> dict[str, str]:
             else plain
             for name, shape in shapes.items()
         }
-    from ..tiny.gguf_layout import tensor_types
-
     return {name: type_name.lower() for name, type_name in tensor_types(shapes, kind.upper()).items()}
 
 

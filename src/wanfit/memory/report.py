@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from .allocator import Finding
 from .demand import Demand
 from .plan import GIB, Plan
 from .record import PlannedPeak
+
+_MARKS = {"ok": " ", "note": "-", "warning": "!", "wrong": "X", "unread": "?"}
 
 _SHOWN = 4
 """Causes named in a line of the table; the rest is summed up."""
@@ -79,6 +82,18 @@ def planned_peaks(plan: Plan) -> dict[str, PlannedPeak]:
             max(each.ram_needed for each in both),
         )
     return peaks
+
+
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
+    """What the doctor found, under its topics, with what the marks mean."""
+    lines: list[str] = []
+    topic = ""
+    for finding in findings:
+        if finding.topic != topic:
+            topic = finding.topic
+            lines.append(topic)
+        lines.append(f"  {_MARKS[finding.state]} {finding.text}")
+    return [*lines, "! warning, X wrong, ? not readable here, - for information"]
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
