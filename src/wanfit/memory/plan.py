@@ -6,6 +6,7 @@ and behaviour cannot drift apart.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -299,8 +300,19 @@ def tile_plan(model: Model, video: Video, machine: Machine, direction: str, room
     shape = decode_shape(model, video)
     if direction == "encode":
         shape = (1, 3, 1 if single else video.num_frames, video.height, video.width)
-    budget = room - held - vae_weights(model.vae, machine)
-    return plan_pass(vae, shape, direction, dtype, torch.device(device), budget)
+    plan = plan_encode if direction == "encode" else plan_decode
+    others = vae_weights(model.vae, machine) - _running(model.vae, direction, dtype, device)
+    return plan(vae, shape, dtype=dtype, device=device, budget_bytes=room - held - others)
+
+
+@functools.cache
+def _running(part: VaePart, direction: str, dtype: torch.dtype, device: str) -> int:
+    """Bytes of the half of the VAE that runs, which are what the VAE's own plans count."""
+    plan = plan_encode if direction == "encode" else plan_decode
+    vae = part.module()
+    pixels, channels = 128, 16 if part.variant == "vae-2.1" else 48
+    shape = (1, 3, 1, pixels, pixels) if direction == "encode" else (1, channels, 1, 8, 8)
+    return plan(vae, shape, dtype=dtype, device=device, grid=(1, 1)).memory.weights
 
 
 def plan_pass(

@@ -26,6 +26,9 @@ _TIME = {1: 1.08, 2: 1.0, 4: 0.94}
 _TILE_TIME = 0.01
 """Relative time that one more tile takes beyond its arithmetic, as found there."""
 
+_CLOSE = 1.05
+"""The smallest tiles need no more than this much of what the best grid needs (2.3 % more at 256x192, else nothing)."""
+
 
 def plan_decode(
     vae: Any,
@@ -194,9 +197,15 @@ def _search(job: TileJob, budget: int) -> TilePlan:
     def along(axis: int, count: int) -> AxisShape:
         return AxisShape.of(job.tiles_along(axis, job.cuts(axis, count)))
 
+    def needed_by(grid: tuple[int, int]) -> int:
+        return max(whole, job.tile_memory(along(0, grid[0]), along(1, grid[1])).total)
+
+    grids = _grids(job)
+    if needed_by(grids[-1]) > _CLOSE * max(budget, whole):
+        grids = grids[-1:]
     best, least = (1, 1), math.inf
-    for rows, columns in _grids(job):
-        needed = max(whole, job.tile_memory(along(0, rows), along(1, columns)).total)
+    for rows, columns in grids:
+        needed = needed_by((rows, columns))
         if needed < least:
             best, least = (rows, columns), needed
         if needed <= max(budget, whole):
