@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .words import FLAGS
@@ -62,6 +63,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--prefer", choices=("size", "length"), default="size", help="what to keep when it does not fit (default: size)"
     )
+    parser.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="FILE[:STRENGTH][:EXPERT]",
+        help="counted too; needs the model's file; may be given several times",
+    )
+    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw the stages by cause")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run, words=WORDS)
 
@@ -76,8 +85,9 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("size_invalid", "plan", "only one of <width> and <height> is given", "Give both or none")
     if options.chunk_tokens < 1:
         raise InputError("number_invalid", "plan", f"<chunk_tokens> is {options.chunk_tokens}", "Use 1 or more")
-    model, notices = _model(options.model)
+    model, files, notices = _model(options.model)
     machine = _machine(options)
+    loras = _loras(options.lora, files, machine, notices)
     if model.transformers[0].image_dim:
         notices.append("the CLIP vision encoder of this Wan 2.1 model is not counted")
     if options.image and not model.variant.takes_image:
@@ -91,9 +101,13 @@ def run(options: argparse.Namespace) -> int:
         width, height, frames = (*smallest, frames) if found is None else (found.width, found.height, found.num_frames)
     else:
         width, height = options.width, options.height
-    plan = make_plan(model, machine, width, height, frames, image=image, chunk_tokens=options.chunk_tokens)
+    plan = make_plan(model, machine, width, height, frames, image=image, chunk_tokens=options.chunk_tokens, loras=loras)
     if not plan.fits and options.width is not None:
         fitting = nearest(model, machine, width, height, frames, options.prefer)
+    if options.chart is not None:
+        from ..memory.plan_chart import draw_plan
+
+        draw_plan(plan, options.chart)
     if options.json:
         print(json.dumps(_json(model, plan, fitting, notices), indent=2))
     else:
@@ -131,10 +145,28 @@ def _json(model: Model, plan: Plan, fitting: list[Settings], notices: list[str])
     }
 
 
-def _model(names: list[str]) -> tuple[Model, list[str]]:
-    """The parts that `--model` names; what it does not name is taken as the community's usual file."""
-    from pathlib import Path
+def _loras(texts: list[str], files: list[tuple[str, Path]], machine: Machine, notices: list[str]) -> tuple[int, int]:
+    """Bytes of the LoRAs of the expert that has most of them, and of its largest block."""
+    from ..errors import InputError
+    from ..pipeline.loras import load_loras
+    from .loras import read_lora
 
+    if not texts:
+        return 0, 0
+    if not files:
+        raise InputError(
+            "lora_invalid", "plan", "<lora> is given and <model> is a name", "Give the model's file as <model>"
+        )
+    found = load_loras([read_lora(text) for text in texts], files)
+    notices += found.notices
+    return max((patch.nbytes(machine.dtype), patch.largest(machine.dtype)) for patch in found.patches)
+
+
+def _model(names: list[str]) -> tuple[Model, list[tuple[str, Path]], list[str]]:
+    """The parts that `--model` names; what it does not name is taken as the community's usual file.
+
+    Returns: the parts, the transformers' files with their roles (none for a preset), notices.
+    """
     from ..checkpoint import check_pair, check_parts, open_checkpoint
     from ..errors import InputError
     from ..memory.parts import TextPart, TransformerPart, VaePart, text_part, transformer_part, vae_part
@@ -150,6 +182,7 @@ def _model(names: list[str]) -> tuple[Model, list[str]]:
     text: TextPart | None = None
     vae: VaePart | None = None
     identities: list[Any] = []
+    experts: list[Path] = []
     notices: list[str] = []
     for name in names:
         if not Path(name).exists() and Path(name).suffix.lower() not in (".safetensors", ".gguf"):
@@ -159,6 +192,7 @@ def _model(names: list[str]) -> tuple[Model, list[str]]:
             if checkpoint.identity.kind == "transformer":
                 transformers.append(transformer_part(checkpoint))
                 identities.append(checkpoint.identity)
+                experts.append(checkpoint.path)
             elif checkpoint.identity.kind == "vae":
                 vae = vae_part(checkpoint)
             else:
@@ -183,7 +217,10 @@ def _model(names: list[str]) -> tuple[Model, list[str]]:
         model = Model((transformers[0], transformers[0]), model.text_encoder, model.vae)
     if text is None:
         notices.append(f"the text encoder is taken to be {model.text_encoder.name}")
-    return model, notices
+    if len(experts) == 1 and len(model.transformers) == 2:
+        experts *= 2
+    roles = ("high", "low") if len(experts) == 2 else ("",)
+    return model, list(zip(roles, experts, strict=False)), notices
 
 
 def _variant_vae(variant: str) -> str:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from wanfit.checkpoint import open_checkpoint
 from wanfit.cli.main import main
 from wanfit.tiny.models import write_tiny_models
 
@@ -165,3 +167,26 @@ def test_an_unknown_error_is_not_hidden(models, tmp_path, monkeypatch):
     monkeypatch.setattr("wanfit.pipeline.generate.decode_to", broken)
     with pytest.raises(RuntimeError, match="a defect of ours"):
         main(generate(models, tmp_path / "a.mp4"))
+
+
+def test_loras_count_and_the_chart_is_drawn(capsys, models, tmp_path):
+    high = next(path for path in sorted(models.rglob("*.safetensors")) if "high" in path.name)
+    with open_checkpoint(high) as checkpoint:
+        out, inner = checkpoint.tensors["blocks.0.self_attn.q.weight"].shape
+    key = "diffusion_model.blocks.{}.self_attn.q.lora_{}.weight"
+    tensors = {}
+    for block in range(2):
+        tensors[key.format(block, "down")] = torch.ones(4, inner)
+        tensors[key.format(block, "up")] = torch.ones(out, 4)
+    lora = tmp_path / "lora.safetensors"
+    save_file(tensors, lora)
+    chart = tmp_path / "chart.png"
+    common = ("--model", str(models), "--width", "96", "--height", "64", "--frames", "5", "--vram", "12", "--ram", "16")
+    code, said, _ = plan(capsys, *common, "--lora", f"{lora}:0.5:both", "--chart", str(chart), "--json")
+    plain = json.loads(plan(capsys, *common, "--json")[1])
+    stages = {stage["name"]: stage for stage in json.loads(said)["stages"]}
+    assert code == 0
+    for stage in plain["stages"]:
+        extra = stages[stage["name"]]["vram_needed"] - stage["vram_needed"]
+        assert extra == (2 * 2 * 4 * (out + inner) if stage["name"].startswith("denoise") else 0), stage["name"]
+    assert chart.read_bytes().startswith(b"\x89PNG") and chart.stat().st_size > 20_000
