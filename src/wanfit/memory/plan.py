@@ -7,9 +7,9 @@ and behaviour cannot drift apart.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -21,7 +21,6 @@ from ..vae.job import TilePlan
 from ..vae.plan import plan_decode, plan_encode
 from .demand import (
     RING,
-    VIDEO,
     Demand,
     Video,
     denoise_demand,
@@ -33,22 +32,16 @@ from .demand import (
 )
 from .machine import Machine
 from .parts import TextPart, TransformerPart, VaePart
+from .verdict import KEPT, TIGHT, Verdict, limits, room_of, verdict
 
 GIB = 2**30
 CHUNK_TOKENS = 4096
 SMALLEST_CHUNK = 256
-TIGHT = 0.95
-"""Of a limit: what needs more fits, and may run slower or fail when another program takes memory."""
-
 LORA_SHARE = 0.25
 """Of the device memory for weights, what LoRAs may take to stay there."""
 
 VAE_MARGIN = 0.9
 """Of what is left, for the VAE: its shapes vary, and the allocator's pool with them."""
-
-KEPT = "blocks kept in RAM"
-
-Verdict = Literal["fits", "tight", "does not fit"]
 
 
 @dataclass(frozen=True)
@@ -213,22 +206,22 @@ def make_plan(
     if len(denoise) == 2:
         stages += [switch_demand(denoise[0], model.transformers[1], machine), denoise[1]]
     stages.append(vae[-1])
-    verdict, limiting, reason = _verdict(stages, machine, failures)
-    if verdict == "fits" and (squeezed or chunk < min(chunk_tokens, CHUNK_TOKENS)):
+    found, limiting, reason = verdict(stages, machine, failures)
+    if found == "fits" and (squeezed or chunk < min(chunk_tokens, CHUNK_TOKENS)):
         limiting = squeezed or denoise[0].name
-        verdict, reason = "tight", f"{limiting} fits only in smaller pieces than it would take with more memory"
+        found, reason = "tight", f"{limiting} fits only in smaller pieces than it would take with more memory"
     return Plan(
         video=video,
         machine=machine,
         chunk_tokens=chunk,
         weights_budget=weights_budget,
         ram_budget=ram_budget,
-        vae_budget=_vae_room(machine),
+        vae_budget=room_of(machine),
         keep_loras=keep_loras,
         resident=resident,
         cached=cached,
         stages=tuple(stages),
-        verdict=verdict,
+        verdict=found,
         limiting=limiting,
         reason=reason,
         traffic=_traffic(model, machine, resident, cached),
@@ -239,7 +232,7 @@ def may_fit(model: Model, machine: Machine, width: int, height: int, num_frames:
     """Whether the denoising alone fits: far quicker than the whole plan where it does not."""
     video = Video(width, height, num_frames, False, model.variant.size_multiple)
     _, demands = _denoise(model, video, machine, SMALLEST_CHUNK)
-    return all(needed <= room for demand in demands for _, needed, room in _limits(demand, machine))
+    return all(needed <= room for demand in demands for _, needed, room in limits(demand, machine))
 
 
 def _check(width: int, height: int, num_frames: int, multiple: int) -> None:
@@ -276,10 +269,6 @@ def _keep_loras(denoise: Sequence[Demand], machine: Machine, nbytes: int) -> boo
     """Whether LoRAs take no more than their share of what is left beside the blocks that pass."""
     needed = max(demand.vram_needed for demand in denoise)
     return machine.device == "cpu" or nbytes <= LORA_SHARE * (machine.vram - needed)
-
-
-def _vae_room(machine: Machine) -> int:
-    return machine.vram if machine.device == "cuda" else machine.ram
 
 
 def decode_shape(model: Model, video: Video) -> tuple[int, int, int, int, int]:
@@ -353,7 +342,7 @@ def _vae_stages(model: Model, video: Video, machine: Machine) -> tuple[list[Dema
             return tile_plan(model, video, machine, direction, room)
 
         try:
-            tiles, whole_room = with_margin(plan, _vae_room(machine))
+            tiles, whole_room = with_margin(plan, room_of(machine))
         except BudgetError as error:
             failures[name] = error
             tiles, whole_room = plan(2**62), False
@@ -391,58 +380,6 @@ def _cached(ram_budget: int, slot_bytes: int, blocks: int) -> int:
     if ram_budget >= slot_bytes * blocks:
         return blocks
     return max(0, ram_budget // slot_bytes - RING)
-
-
-def _verdict(
-    stages: Sequence[Demand], machine: Machine, failures: Mapping[str, BudgetError]
-) -> tuple[Verdict, str, str]:
-    tight: tuple[str, str] | None = None
-    for stage in stages:
-        if stage.name in failures:
-            return "does not fit", stage.name, _tiles_too_large(failures[stage.name], stage, machine)
-        for kind, needed, room in _limits(stage, machine):
-            if needed > room:
-                what = (
-                    f"{stage.name} needs {needed / GIB:.2f} GiB of {kind} for {', '.join(_largest(stage, kind))} ...; "
-                    f"{room / GIB:.2f} GiB are there"
-                )
-                return "does not fit", stage.name, what
-            if needed > room * TIGHT and tight is None:
-                tight = stage.name, f"{stage.name} needs {needed / GIB:.2f} of {room / GIB:.2f} GiB of {kind}"
-    return ("tight", *tight) if tight else ("fits", "", "")
-
-
-def _tiles_too_large(error: BudgetError, stage: Demand, machine: Machine) -> str:
-    """The VAE's own words, without its budget: what lies beside the pass is no news to it."""
-    beside = sum(n for cause, n in {**stage.vram, **stage.ram}.items() if cause == VIDEO)
-    others = f" beside {beside / GIB:.2f} GiB of frames" if beside else ""
-    kind = "VRAM" if machine.device == "cuda" else "RAM"
-    return (
-        f"{error.what.partition('; <budget_bytes>')[0]}{others}; {_vae_room(machine) / GIB:.2f} GiB of {kind} are there"
-    )
-
-
-def _limits(stage: Demand, machine: Machine) -> list[tuple[str, int, int]]:
-    """(what, needed, there): what a stage must stay within."""
-    limits = [("RAM", _must(stage.ram), machine.ram)]
-    if machine.device == "cuda":
-        # All blocks have to be there with the policy `resident`; otherwise those that stay give way.
-        vram = stage.vram_peak if machine.policy == "resident" else stage.vram_needed
-        limits.insert(0, ("VRAM", vram, machine.vram))
-    if machine.commit is not None:
-        limits.append(("memory that the system can promise (page file)", _must(stage.ram), machine.commit))
-    return limits
-
-
-def _must(ram: Mapping[str, int]) -> int:
-    """RAM that a stage cannot do without: the blocks that are kept there are not part of it."""
-    return sum(nbytes for cause, nbytes in ram.items() if cause != KEPT)
-
-
-def _largest(stage: Demand, kind: str) -> list[str]:
-    causes = stage.vram if kind == "VRAM" else stage.ram
-    ordered = sorted(causes.items(), key=lambda item: -item[1])[:3]
-    return [f"{cause} {nbytes / GIB:.2f}" for cause, nbytes in ordered]
 
 
 def _traffic(model: Model, machine: Machine, resident: int, cached: int) -> Traffic | None:
