@@ -61,10 +61,10 @@ def find_trees() -> list[Tree]:
     given = os.environ.get("COMFYUI_PATH")
     home = Path.home() / "comfyui"
     roots = [Path(p) for p in given.split(os.pathsep)] if given else sorted(home.iterdir()) if home.is_dir() else []
-    return [Tree(root, _python_for(root)) for root in roots if (root / "comfyui_version.py").is_file()]
+    return [Tree(root, python_for(root)) for root in roots if (root / "comfyui_version.py").is_file()]
 
 
-def _python_for(root: Path) -> Path:
+def python_for(root: Path) -> Path:
     if named := os.environ.get("COMFYUI_PYTHON"):
         return Path(named)
     inside = ("Scripts/python.exe",) if os.name == "nt" else ("bin/python",)

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import torch
 from diffusers import AutoencoderKLWan
+from vae_comfy import comfy_tiled
 from vae_exact import sweep
 from vae_measure import Differences, measure, write_video
 from vae_sheet import draw
@@ -154,6 +155,11 @@ class Bench:
             vae.disable_tiling()
             self.emit(name, "diffusers tiling", **figures, **differences.of(None if video is None else video.cpu()))
             del video
+        if self.options.comfy:
+            size = (64, 16) if self.options.quick else (256, 64)
+            numbers = {"device": self.device, "tile": size[0], "overlap": size[1]}
+            _, figures = comfy_tiled(self.options.comfy, case.variant, vae, latents, **numbers)
+            self.emit(name, "ComfyUI tiling", **figures)
         for budget in self.budgets(case):
             for chunk in self.options.chunk:
                 for last in (None, False) if self.options.channels_first else (None,):
@@ -264,6 +270,7 @@ def main() -> None:
         "--exact", action="store_true", help="instead: every grid against the untiled pass, float32, CPU"
     )
     parser.add_argument("--sheet", type=Path, help="instead: a PNG of where tiled decodes differ, small random VAEs")
+    parser.add_argument("--comfy", type=Path, help="a ComfyUI source tree: its tiled decode as a peer")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="small sizes and widths")
     options = parser.parse_args()
@@ -276,7 +283,7 @@ def main() -> None:
     if options.exact:
         sweep(small, bench.emit)
     if options.sheet:
-        draw(small, options.sheet)
+        draw(small, options.sheet, options.comfy)
     if options.exact or options.sheet:
         return
     for name in names:

@@ -9,18 +9,21 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
 from PIL import Image, ImageDraw
+from vae_comfy import comfy_tiled
 
 from wanfit.vae import HostFrames, decode, plan_decode
 
-_METHODS = (("diffusers, tiles of 160", 4), ("WanFit, 3x4 tiles", 4), ("WanFit, 3x4 tiles", 100000))
-"""Who, and how many times brighter the difference is drawn."""
+_TILE, _OVERLAP = 160, 40
 _LATENTS = {"vae-2.1": (2, 40, 60), "vae-2.2": (2, 20, 30)}
 _LINE = 16
 
 
 @torch.no_grad()
-def draw(make: Callable[[str], AutoencoderKLWan], path: Path) -> None:
-    """One row for each VAE, the last of 5 frames of 480x320: the untiled picture, then differences, amplified."""
+def draw(make: Callable[[str], AutoencoderKLWan], path: Path, comfy: Path | None) -> None:
+    """One row for each VAE, the last of 5 frames of 480x320: the untiled picture, then differences, amplified.
+
+    `comfy`: a source tree; its tiled decode too, for VAE 2.1 (it reads the other at its real width only).
+    """
     rows: list[Image.Image] = []
     for variant, (frames, height, width) in _LATENTS.items():
         vae = make(variant)
@@ -28,15 +31,20 @@ def draw(make: Callable[[str], AutoencoderKLWan], path: Path) -> None:
         coarse = torch.randn(1, vae.config.z_dim, frames, height // 5, width // 5)
         latents = F.interpolate(coarse, size=(frames, height, width), mode="trilinear")
         untiled = vae.decode(latents).sample
-        vae.enable_tiling(160, 160, 120, 120)
+        vae.enable_tiling(_TILE, _TILE, _TILE - _OVERLAP, _TILE - _OVERLAP)
         blended = vae.decode(latents).sample
         plan = plan_decode(vae, latents.shape, dtype=torch.float32, grid=(3, 4))
         sink = HostFrames()
         decode(vae, latents, plan, sink)
-        gaps = [(other - untiled).abs() for other in (blended, sink.video, sink.video)]
+        others = [(f"diffusers, tiles of {_TILE}", blended, 4)]
+        if comfy is not None and variant == "vae-2.1":
+            tiled, _ = comfy_tiled(comfy, variant, vae, latents, device="cpu", tile=_TILE, overlap=_OVERLAP)
+            others.append((f"ComfyUI, tiles of {_TILE}", tiled, 4))
+        others += [("WanFit, 3x4 tiles", sink.video, gain) for gain in (4, 100000)]
         names = [f"{variant}, untiled (random weights)"]
         pictures = [(untiled + 1) / 2]
-        for (who, gain), gap in zip(_METHODS, gaps, strict=True):
+        for who, other, gain in others:
+            gap = (other - untiled).abs()
             names.append(f"{who}: |difference| x {gain}, largest {gap.max().item():.1e}")
             pictures.append(gap / 2 * gain)
         rows.append(_beside([_titled(picture[0, :, -1], name) for picture, name in zip(pictures, names, strict=True)]))
