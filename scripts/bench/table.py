@@ -1,6 +1,6 @@
-"""The README's table of one forward of the 14B transformer, from the JSON files in docs/measurements.
+"""The README's tables of one forward of the 14B transformer and of the decode, from the files in docs/measurements.
 
-python scripts/dev.py bench table          writes it between the README's markers
+python scripts/dev.py bench table          writes them between the README's markers
 python scripts/dev.py bench table --check  ends with 1 when the README says something else
 """
 
@@ -14,8 +14,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 README, MEASUREMENTS = ROOT / "README.md", ROOT / "docs" / "measurements"
-BEGIN, END = "<!-- table of scripts/bench/table.py -->\n", "<!-- end of the table -->\n"
+BEGIN, END = "<!-- tables of scripts/bench/table.py -->\n", "<!-- end of the tables -->\n"
 SIZES = {"480p": "832x480x81", "720p": "1280x720x81"}
+
+CASES = {"480p": "832x480x81", "720p": "1280x720x81", "1088p": "1920x1088x81", "2.2": "VAE 2.2, 1280x704x121"}
+GIB = 2**30
 
 
 class Line(NamedTuple):
@@ -78,8 +81,41 @@ def _cell(known: Mapping[str, dict], line: Line, size: str) -> str:
     return ""
 
 
+def decodes(folder: Path = MEASUREMENTS) -> dict[tuple[str, str], dict]:
+    """Decodes by how and case, ours by their budget; the last of a kind wins."""
+    found: dict[tuple[str, str], dict] = {}
+    for path in sorted(folder.glob("vae_h200_*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            budget = f" in {row['budget_bytes'] / GIB:.0f} GiB" if row.get("budget_bytes") else ""
+            found[row["method"] + budget, row["case"]] = row
+    return found
+
+
+def decode_table(known: Mapping[tuple[str, str], dict]) -> str:
+    """Seconds of a decode, and the most device memory allocated."""
+    lines = [f"| decode | {' | '.join(CASES.values())} |", f"|---|{'---|' * len(CASES)}"]
+    lines += [
+        f"| {text} | {' | '.join(_decode_cell(known.get((how, case))) for case in CASES)} |"
+        for text, how in (
+            ("diffusers, untiled", "diffusers"),
+            ("diffusers, tiled (another picture)", "diffusers tiling"),
+            *((f"**WanFit** within {budget} GiB", f"wanfit in {budget} GiB") for budget in (1, 2, 3, 4)),
+        )
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _decode_cell(row: dict | None) -> str:
+    return "" if row is None else f"{row['time_s']:.2f} s, {row['peak_bytes'] / GIB:.2f} GiB"
+
+
+def both() -> str:
+    return table(runs()) + "\n" + decode_table(decodes())
+
+
 def replaced(text: str, made: str) -> str:
-    """`text` with the table between its markers."""
+    """`text` with the tables between its markers."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -92,11 +128,11 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     text = README.read_text(encoding="utf-8")
-    wanted = replaced(text, table(runs()))
+    wanted = replaced(text, both())
     if options.check:
         raise SystemExit(int(text != wanted))
     README.write_text(wanted, encoding="utf-8")
-    print(table(runs()))
+    print(both())
 
 
 if __name__ == "__main__":
