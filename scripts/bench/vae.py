@@ -271,10 +271,12 @@ def main() -> None:
     )
     parser.add_argument("--sheet", type=Path, help="instead: a PNG of where tiled decodes differ, small random VAEs")
     parser.add_argument("--comfy", type=Path, help="a ComfyUI source tree: its tiled decode as a peer")
+    parser.add_argument("--no-onednn", action="store_true", help="CPU: one convolution algorithm whatever the size")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="small sizes and widths")
     options = parser.parse_args()
     options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
+    torch.backends.mkldnn.enabled = not options.no_onednn
     names = options.case.split(",")
     if unknown := [name for name in names if name not in CASES]:
         parser.error(f"unknown case {', '.join(unknown)}; known: {', '.join(CASES)}")

@@ -47,6 +47,7 @@ def draw(make: Callable[[str], AutoencoderKLWan], path: Path, comfy: Path | None
             gap = (other - untiled).abs()
             names.append(f"{who}: |difference| x {gain}, largest {gap.max().item():.1e}")
             pictures.append(gap / 2 * gain)
+        print(*names, sep="\n")
         rows.append(_beside([_titled(picture[0, :, -1], name) for picture, name in zip(pictures, names, strict=True)]))
     sheet = Image.new("RGB", (max(row.width for row in rows), sum(row.height for row in rows)), "white")
     top = 0
