@@ -310,3 +310,6 @@ def test_the_first_expert_is_gone_before_the_second_is_touched(tree: Tree, tmp_p
     assert second == {"expert": 1, "blocks": 0, "loras": [0], "loaded": ["low"]}
     assert told["entered"] == sorted(told["entered"]) and set(told["entered"]) == {0, 1}
     assert told["released"] == [0, 1]
+    kept = told["kept"]
+    assert kept["before"][0] > 0  # in RAM; the device's was given back when the sampler was done
+    assert not kept["alive"] and kept["after"] == [0, 0], "a MODEL that nothing refers to holds no memory"

@@ -4,14 +4,17 @@ python comfy_switch.py PACK FOLDER
 
 FOLDER holds high.safetensors and low.safetensors. Blocks live in the engine's store, as on a card.
 Prints one JSON line: `seen`, what is held when an expert is about to run; `entered`, the expert of each block that ran;
-`released`, whose LoRAs were given back, one after the other.
+`released`, whose LoRAs were given back, one after the other; `kept`, whether the MODELs' weights are still there
+once nothing refers to them any more, and the bytes that they then hold.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import sys
+import weakref
 from pathlib import Path
 
 pack, folder = Path(sys.argv[1]), Path(sys.argv[2])
@@ -65,6 +68,7 @@ def source(self: Placement, expert: int, device: torch.device, policy: object, w
     })  # fmt: skip
     if self._store is None:
         self._store = BlockStore(self._tensors, device, policy="resident", ram_budget=2**30, ring=RING)
+        self._close_store = weakref.finalize(self, self._store.close)
     return self._store.source(expert)
 
 
@@ -85,4 +89,14 @@ with torch.inference_mode():
     _, info = sampler.sample(*models.values(), *texts, {"samples": torch.zeros(1, 16, 1, 6, 4)}, settings)
 store = next(iter(models.values())).model.wanfit_runtime.placement.store
 entered = [step.key[0] for step in store.trace.of("enter")]
-print(json.dumps({"seen": seen, "info": info, "entered": entered, "released": released}))
+held = store.report.host_bytes, store.report.device_bytes
+placement = weakref.ref(next(iter(models.values())).model.wanfit_runtime.placement)
+del model
+models.clear()
+gc.collect()
+kept = {
+    "alive": placement() is not None,
+    "before": held,
+    "after": (store.report.host_bytes, store.report.device_bytes),
+}
+print(json.dumps({"seen": seen, "info": info, "entered": entered, "released": released, "kept": kept}))
