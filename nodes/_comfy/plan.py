@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from functools import partial
 from typing import Any
 
 import comfy.model_management
-import numpy as np
 import psutil
 import torch
-from PIL import Image
 
 from ...src.wanfit.checkpoint import check_pair
 from ...src.wanfit.errors import InputError
 from ...src.wanfit.memory.advice import nearest
 from ...src.wanfit.memory.machine import GIB, Machine, stated_machine, this_machine
 from ...src.wanfit.memory.parts import transformer_part
-from ...src.wanfit.memory.plan import Model, Plan, make_plan
+from ...src.wanfit.memory.plan import Model, make_plan
 from ...src.wanfit.memory.plan_chart import draw_plan
 from ...src.wanfit.memory.presets import parts_of, text_preset, vae_preset
 from ...src.wanfit.memory.report import plan_lines
 from .patcher import EnginePatcher
+from .picture import image_of
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,8 @@ def make(wanted: Wanted, *, adapt: bool) -> Planned:
     lines += [f"what fits: {way.describe()} ({way.plan.verdict})" for way in ways]
     if not plan.fits and not ways:
         lines.append("what fits: nothing of use at any size; take a smaller file (Q4_K_M, fp8) or more memory")
-    video = plan.video
-    return Planned("\n".join(lines), _chart(plan), plan.fits, video.width, video.height, video.num_frames)
+    chart, video = image_of(partial(draw_plan, plan)), plan.video
+    return Planned("\n".join(lines), chart, plan.fits, video.width, video.height, video.num_frames)
 
 
 def _model(wanted: Wanted) -> Model:
@@ -117,11 +115,3 @@ def _machine(wanted: Wanted) -> Machine:
     held = sum(int(entry.model_loaded_memory()) for entry in loaded if entry.device == device)
     free = int(comfy.model_management.get_free_memory(device)) - int(comfy.model_management.extra_reserved_memory())
     return this_machine(device, dtype, dtype, policy=wanted.policy, vram_budget=max(0, free + held))
-
-
-def _chart(plan: Plan) -> torch.Tensor:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "chart.png"
-        draw_plan(plan, path)
-        pixels = np.asarray(Image.open(path).convert("RGB"), dtype=np.float32) / 255
-    return torch.from_numpy(pixels)[None]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-import numpy as np
 import torch
 from comfy_execution.utils import get_executing_context
-from PIL import Image
 
 from ...src.wanfit.memory.chart import draw
-from ...src.wanfit.memory.record import MemoryRecord
 from . import snapshot
+from .picture import image_of
 from .prompt_record import RECORDER
 
 
@@ -26,14 +21,6 @@ def measure(label: str) -> tuple[str, torch.Tensor]:
     session.end_stage(label)
     report = f"{label}: {snapshot.take().line()}\n\n{session.record.table()}"
     report = "\n".join([report, *session.record.notes()])
-    chart = _chart(session.record, label)
+    chart = image_of(lambda path: draw(session.record, path, f"Memory up to {label}"))
     session.begin_stage()
     return report, chart
-
-
-def _chart(record: MemoryRecord, label: str) -> torch.Tensor:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "chart.png"
-        draw(record, path, f"Memory up to {label}")
-        pixels = np.asarray(Image.open(path).convert("RGB"), dtype=np.float32) / 255
-    return torch.from_numpy(pixels)[None]
