@@ -76,7 +76,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..errors import InputError
+    from ..errors import InputError, OutputError
     from ..memory.advice import largest_official, nearest
     from ..memory.plan import make_plan
     from ..memory.report import plan_lines
@@ -107,7 +107,12 @@ def run(options: argparse.Namespace) -> int:
     if options.chart is not None:
         from ..memory.plan_chart import draw_plan
 
-        draw_plan(plan, options.chart)
+        try:
+            draw_plan(plan, options.chart)
+        except OSError as error:
+            raise OutputError(
+                "output_unwritable", "plan", f"the chart cannot be written: {error}", "Give another <chart>"
+            ) from error
     if options.json:
         print(json.dumps(_json(model, plan, fitting, notices), indent=2))
     else:

@@ -91,6 +91,10 @@ def test_speeds_give_the_slow_down(capsys):
         (["--model", "i2v-a14b:fp8", "--vram", "12", "--policy", "fast"], ["--policy"]),
         (["--model", "i2v-a14b:fp8", "--vram", "12", "--capability", "ada"], ["--capability"]),
         (["--model", "t2v-a14b:fp8", "--vram", "12", "--image"], ["[image_unexpected]"]),
+        (
+            ["--model", "i2v-a14b:fp8", "--vram", "12", "--chart", "no-such-folder/c.png"],
+            ["[output_unwritable]", "--chart"],
+        ),
         (["--model", "t2v-a14b:fp8", "t2v-a14b:fp8", "t2v-a14b:fp8", "--vram", "12"], ["3 transformers"]),
     ],
 )
