@@ -2,7 +2,7 @@
 
     python scripts/dev.py bench dit --layouts fp8_scaled --sizes 480p 720p --policies stream resident
     python scripts/dev.py bench dit --peers resident group fp8_group
-    python scripts/dev.py bench dit --comfy COMFYUI_TREE --free-gib 12      ComfyUI's own model, in its own process
+    python scripts/dev.py bench dit --comfy COMFYUI_TREE --free-gib 12      ComfyUI's own model, and ours in ComfyUI
     python scripts/dev.py bench dit --free-gib 8 --experts 2 --steps 4 --sizes 720p    a second process holds the rest
     python scripts/dev.py bench dit --accuracy
 
@@ -29,6 +29,7 @@ import torch
 from dit_comfy_file import write_file
 from dit_peers import PEERS
 from dit_weights import DIM, LAYOUTS, DiskFile, RepeatedFile, as_float32, build, stored_block
+from safetensors.torch import load_file
 
 from wanfit.blocks import ATTENTION, ForwardSettings, choose_attention
 from wanfit.blocks.elementwise import PLAIN
@@ -291,7 +292,7 @@ def peers(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
 
 
 def comfy(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
-    """ComfyUI's own model; each size in a process of its own, since ComfyUI takes the process over."""
+    """ComfyUI's own model and WanFit's MODEL, both in ComfyUI; a process for each, since ComfyUI takes it over."""
     if options.comfy is None:
         return
     folder = options.disk or Path(tempfile.gettempdir()) / "wanfit-dit"
@@ -303,13 +304,19 @@ def comfy(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
     for size in options.peer_sizes or options.sizes:
         width, height = SIZES[size]
         numbers = {"frames": options.frames, "width": width, "height": height}
-        command = [sys.executable, Path(__file__).with_name("dit_comfy.py"), "--comfy", options.comfy]
-        command += ["--file", file]
-        command += [part for name, value in numbers.items() for part in (f"--{name}", value)]
-        done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True)
-        row = {"engine": "ComfyUI", "layout": "fp8_scaled", "policy": "dynamic VRAM", "size": size}
-        answer = done.stdout.strip().rpartition("\n")[2]
-        yield row | (json.loads(answer) if answer.startswith("{") else {"failure": f"exit code {done.returncode}"})
+        latents = [folder / "core.safetensors", folder / "wanfit.safetensors"]
+        for engine, more, out in zip(("ComfyUI", "WanFit in ComfyUI"), ([], ["--wanfit"]), latents, strict=True):
+            out.unlink(missing_ok=True)
+            command = [sys.executable, Path(__file__).with_name("dit_comfy.py"), "--comfy", options.comfy]
+            command += ["--file", file, "--latents", out, *more]
+            command += [part for name, value in numbers.items() for part in (f"--{name}", value)]
+            done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True)
+            answer = done.stdout.strip().rpartition("\n")[2]
+            row = json.loads(answer) if answer.startswith("{") else {"failure": f"exit code {done.returncode}"}
+            if more and all(path.exists() for path in latents):
+                core, own = (load_file(path)["latents"] for path in latents)
+                row["error"] = float((own - core).norm() / core.norm())
+            yield {"engine": engine, "layout": "fp8_scaled", "size": size} | row
 
 
 def table(rows: list[dict]) -> str:

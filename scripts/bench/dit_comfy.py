@@ -1,12 +1,13 @@
-"""ComfyUI's own 14B model with random scaled fp8 weights, sampled in a process of its own: seconds of a step, memory.
+"""A 14B model with random scaled fp8 weights, sampled by ComfyUI in a process of its own: seconds of a step, memory.
 
-Started by `dit.py --comfy PATH`; prints one line of JSON. Dynamic VRAM is turned on as in ComfyUI's main.py, before
-anything touches CUDA.
+ComfyUI's own model, or with --wanfit the MODEL that WanFit's loader node gives. Started by `dit.py --comfy PATH`;
+prints one line of JSON. Dynamic VRAM is turned on as in ComfyUI's main.py, before anything touches CUDA.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import sys
@@ -14,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+import safetensors.torch
 import torch
 
 GIB = 2**30
@@ -71,6 +73,16 @@ def start_comfy(tree: Path) -> bool:
     return bool(started)
 
 
+def wanfit_model(file: Path) -> object:
+    """The MODEL of WanFit's loader node, from this checkout."""
+    root = Path(__file__).resolve().parents[2]
+    spec = importlib.util.spec_from_file_location("wanfit_pack", root / "__init__.py")
+    sys.modules["wanfit_pack"] = pack = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pack)
+    load = importlib.import_module("wanfit_pack.nodes._comfy.model").load_models
+    return load([importlib.import_module("wanfit_pack.src.wanfit.checkpoint").open_checkpoint(file)])[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--comfy", type=Path, required=True)
@@ -79,6 +91,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=832)
     parser.add_argument("--height", type=int, default=480)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--wanfit", action="store_true", help="WanFit's MODEL, not ComfyUI's own")
+    parser.add_argument("--latents", type=Path, required=True, help="file for the latents that come out")
     options = parser.parse_args()
     dynamic = start_comfy(options.comfy)
     import comfy.sample
@@ -99,11 +113,13 @@ def main() -> None:
     row: dict[str, object] = {"dynamic_vram": dynamic, "seconds": None}
     try:
         with torch.inference_mode():
-            model = comfy.sd.load_diffusion_model(str(options.file))
-            comfy.sample.sample(
+            own = comfy.sd.load_diffusion_model
+            model = wanfit_model(options.file) if options.wanfit else own(str(options.file))
+            latents = comfy.sample.sample(
                 model, noise, options.steps, 1.0, "euler", "simple", [[text, {}]], [[text, {}]], latent,
                 callback=after, disable_pbar=True, seed=7,
             )  # fmt: skip
+        safetensors.torch.save_file({"latents": latents.float().cpu()}, options.latents)
     except torch.cuda.OutOfMemoryError as error:
         row["failure"] = f"out of memory: {str(error)[:160]}"
     times = [round(b - a, 3) for a, b in itertools.pairwise(marks)]
