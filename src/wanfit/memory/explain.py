@@ -15,7 +15,12 @@ from .oom_text import OomFigures, read_async, read_native
 GIB = 2**30
 
 LARGE = 0.1
-"""Of a card's memory: more than this reserved and unused, or taken by others, is what a failure is put down to."""
+"""Of a card's memory: more than this taken by others is what a failure is put down to."""
+
+SPARE = 1 / 8
+"""Of what the program may use. Memory is called fragmented where the unused pieces together would have held the request
+and left this much over. With less to spare it is full for all that matters: the next request would have failed anyway,
+and what helps is to need less."""
 
 PAGEFILE_TOO_SMALL = 1455
 """Windows: ERROR_COMMITMENT_LIMIT."""
@@ -66,13 +71,11 @@ def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation
             _host_advice(facts),
         )
     usable = figures.allowed or total
-    if None not in (usable, figures.unused, figures.asked) and (figures.unused or 0) >= max(
-        figures.asked or 0, int(LARGE * (usable or 0))
-    ):
+    unused = figures.unused or 0
+    if usable is not None and figures.asked is not None and unused >= figures.asked + SPARE * usable:
         return Explanation(
             "fragmentation",
-            f"{asked} were not to be had in one piece{at}: PyTorch holds {_gib(figures.unused or 0)} unused in smaller "
-            "pieces",
+            f"{asked} were not to be had in one piece{at}: PyTorch holds {_gib(unused)} unused in smaller pieces",
             "Start the program again, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before it starts "
             "(Linux only)",
         )
@@ -94,6 +97,8 @@ def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation
         )
     left = "" if free is None else f", {_gib(free)}{'' if total is None else f' of {_gib(total)}'} were free"
     held = "" if figures.allocated is None else f", {_gib(figures.allocated)} are in use by tensors"
+    if figures.asked is not None and unused >= figures.asked:
+        held += f", {_gib(unused)} lie between them in pieces too small"
     planned = "" if facts.planned_vram is None else f"; the plan said {_gib(facts.planned_vram)} for this stage"
     limit = "" if figures.allowed is None else f" (this program may use {_gib(figures.allowed)})"
     return Explanation(

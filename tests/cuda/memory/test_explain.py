@@ -76,7 +76,7 @@ def failure(stage: str, call, nbytes: int | None = None) -> tuple[BaseException,
                 with at_most(nbytes):
                     call()
         found = explain(caught.value, gather(DEVICE, torch.bfloat16, record))
-    print(f"\n{type(caught.value).__name__}: {str(caught.value)[:150]}\n  -> {found}")
+    print(f"\n{type(caught.value).__name__}: {str(caught.value)[:600]}\n  -> {found}")
     assert found is not None, caught.value
     return caught.value, found
 

@@ -85,6 +85,20 @@ def test_fragmentation_after_several_runs():
     assert cause(error) == "fragmentation"
 
 
+@pytest.mark.parametrize(
+    ("asked", "total", "free", "allocated", "unused"),
+    [
+        ("546.00 MiB", "15.77 GiB", "514.19 MiB", "13.73 GiB", "736.86 MiB"),  # kaito-project/kaito#976
+        ("1.70 GiB", "6.00 GiB", "0 bytes", "2.93 GiB", "2.30 GiB"),  # carolchenyx/MGFN.#35
+    ],
+)
+def test_pieces_of_the_order_of_the_request_are_no_fragmentation(asked, total, free, allocated, unused):
+    """The request would have fitted into the pieces, and then an eighth of the card would not have been left."""
+    error = native(asked, total, free, total, allocated, unused)
+    found = explain(error)
+    assert found is not None and found.cause == "vram full" and "in pieces too small" in found.what
+
+
 def test_free_but_fails_is_host_memory():
     """deepbeepmeep/Wan2GP#671: 854 MiB refused with 10.23 GiB of VRAM free, at 30.9 of 31.9 GB of RAM."""
     error = native("854.00 MiB", "15.92 GiB", "10.23 GiB", "4.90 GiB", "4.50 GiB", "200.00 MiB")
