@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from dit_comfy_file import write_file
+from dit_comfy_file import write_gguf, write_safetensors
 from dit_peers import PEERS
 from dit_weights import DIM, LAYOUTS, DiskFile, RepeatedFile, as_float32, build, stored_block
 from safetensors.torch import load_file
@@ -292,31 +292,40 @@ def peers(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
 
 
 def comfy(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
-    """ComfyUI's own model and WanFit's MODEL, both in ComfyUI; a process for each, since ComfyUI takes it over."""
+    """MODELs in ComfyUI: its own, ComfyUI-GGUF's, and ours. A process for each, since ComfyUI takes it over."""
     if options.comfy is None:
         return
     folder = options.disk or Path(tempfile.gettempdir()) / "wanfit-dit"
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"comfy-fp8-{options.blocks}.safetensors"
-    if not file.exists():
-        write_file(file, options.blocks, device)
-    torch.cuda.empty_cache()
-    for size in options.peer_sizes or options.sizes:
-        width, height = SIZES[size]
-        numbers = {"frames": options.frames, "width": width, "height": height}
-        latents = [folder / "core.safetensors", folder / "wanfit.safetensors"]
-        for engine, more, out in zip(("ComfyUI", "WanFit in ComfyUI"), ([], ["--wanfit"]), latents, strict=True):
-            out.unlink(missing_ok=True)
-            command = [sys.executable, Path(__file__).with_name("dit_comfy.py"), "--comfy", options.comfy]
-            command += ["--file", file, "--latents", out, *more]
-            command += [part for name, value in numbers.items() for part in (f"--{name}", value)]
-            done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True)
-            answer = done.stdout.strip().rpartition("\n")[2]
-            row = json.loads(answer) if answer.startswith("{") else {"failure": f"exit code {done.returncode}"}
-            if more and all(path.exists() for path in latents):
-                core, own = (load_file(path)["latents"] for path in latents)
-                row["error"] = float((own - core).norm() / core.norm())
-            yield {"engine": engine, "layout": "fp8_scaled", "size": size} | row
+    peers = [("fp8_scaled", "safetensors", write_safetensors, ("ComfyUI", []))]
+    if options.gguf_nodes:
+        peers.append(("q4_k", "gguf", write_gguf, ("ComfyUI-GGUF", ["--gguf-nodes", options.gguf_nodes])))
+    for layout, suffix, write, peer in peers:
+        file = folder / f"comfy-{options.blocks}.{suffix}"
+        if not file.exists():
+            write(file, options.blocks, device)
+        torch.cuda.empty_cache()
+        for size in options.peer_sizes or options.sizes:
+            rows = [in_comfy(options, file, size, *way) for way in (peer, ("WanFit in ComfyUI", ["--wanfit"]))]
+            for row in rows:
+                yield row | {"layout": layout, "size": size}
+
+
+def in_comfy(options: argparse.Namespace, file: Path, size: str, engine: str, arguments: list) -> dict:
+    """One row; `error` of ours: its latents against those of the other."""
+    width, height = SIZES[size]
+    out = {name: file.with_name(f"{name}.safetensors") for name in ("peer", "wanfit")}
+    name = "wanfit" if "--wanfit" in arguments else "peer"
+    out[name].unlink(missing_ok=True)
+    command = [sys.executable, Path(__file__).with_name("dit_comfy.py"), "--comfy", options.comfy, "--file", file]
+    command += ["--frames", options.frames, "--width", width, "--height", height, "--latents", out[name], *arguments]
+    done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True)
+    answer = done.stdout.strip().rpartition("\n")[2]
+    row = json.loads(answer) if answer.startswith("{") else {"failure": f"exit code {done.returncode}"}
+    if name == "wanfit" and all(path.exists() for path in out.values()):
+        peer, own = (load_file(path)["latents"] for path in out.values())
+        row["error"] = float((own - peer).norm() / peer.norm())
+    return {"engine": engine} | row
 
 
 def table(rows: list[dict]) -> str:
@@ -341,6 +350,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="*", choices=["stream", "resident", "auto"], default=["stream"])
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=[])
     parser.add_argument("--comfy", type=Path, help="a ComfyUI source tree: its own model as a peer")
+    parser.add_argument("--gguf-nodes", type=Path, help="with --comfy: a tree of ComfyUI-GGUF, as a peer for GGUF")
     parser.add_argument("--peer-sizes", nargs="*", choices=SIZES, help="default: --sizes")
     parser.add_argument("--frames", type=int, default=81)
     parser.add_argument("--blocks", type=int, default=40)

@@ -1,6 +1,6 @@
-"""A 14B model with random scaled fp8 weights, sampled by ComfyUI in a process of its own: seconds of a step, memory.
+"""A 14B model with random weights, sampled by ComfyUI in a process of its own: seconds of a step, memory.
 
-ComfyUI's own model, or with --wanfit the MODEL that WanFit's loader node gives. Started by `dit.py --comfy PATH`;
+ComfyUI's own model, or the MODEL that the loader node of WanFit or of ComfyUI-GGUF gives. Started by `dit.py --comfy`;
 prints one line of JSON. Dynamic VRAM is turned on as in ComfyUI's main.py, before anything touches CUDA.
 """
 
@@ -73,14 +73,37 @@ def start_comfy(tree: Path) -> bool:
     return bool(started)
 
 
+def pack(root: Path, name: str) -> None:
+    """Import a custom node pack from its folder, as ComfyUI does."""
+    spec = importlib.util.spec_from_file_location(name, root / "__init__.py")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
 def wanfit_model(file: Path) -> object:
     """The MODEL of WanFit's loader node, from this checkout."""
-    root = Path(__file__).resolve().parents[2]
-    spec = importlib.util.spec_from_file_location("wanfit_pack", root / "__init__.py")
-    sys.modules["wanfit_pack"] = pack = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pack)
+    pack(Path(__file__).resolve().parents[2], "wanfit_pack")
     load = importlib.import_module("wanfit_pack.nodes._comfy.model").load_models
     return load([importlib.import_module("wanfit_pack.src.wanfit.checkpoint").open_checkpoint(file)])[0]
+
+
+def gguf_model(file: Path, root: Path) -> object:
+    """The MODEL of the loader node of ComfyUI-GGUF."""
+    import folder_paths
+
+    folder_paths.add_model_folder_path("diffusion_models", str(file.parent))
+    pack(root, "gguf_pack")
+    return sys.modules["gguf_pack"].NODE_CLASS_MAPPINGS["UnetLoaderGGUF"]().load_unet(file.name)[0]
+
+
+def model_of(options: argparse.Namespace) -> object:
+    if options.wanfit:
+        return wanfit_model(options.file)
+    if options.gguf_nodes:
+        return gguf_model(options.file, options.gguf_nodes)
+    import comfy.sd
+
+    return comfy.sd.load_diffusion_model(str(options.file))
 
 
 def main() -> None:
@@ -92,11 +115,11 @@ def main() -> None:
     parser.add_argument("--height", type=int, default=480)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--wanfit", action="store_true", help="WanFit's MODEL, not ComfyUI's own")
+    parser.add_argument("--gguf-nodes", type=Path, help="MODEL of this tree of ComfyUI-GGUF")
     parser.add_argument("--latents", type=Path, required=True, help="file for the latents that come out")
     options = parser.parse_args()
     dynamic = start_comfy(options.comfy)
     import comfy.sample
-    import comfy.sd
 
     watch = Watch()
     watch.start()
@@ -113,8 +136,7 @@ def main() -> None:
     row: dict[str, object] = {"dynamic_vram": dynamic, "seconds": None}
     try:
         with torch.inference_mode():
-            own = comfy.sd.load_diffusion_model
-            model = wanfit_model(options.file) if options.wanfit else own(str(options.file))
+            model = model_of(options)
             latents = comfy.sample.sample(
                 model, noise, options.steps, 1.0, "euler", "simple", [[text, {}]], [[text, {}]], latent,
                 callback=after, disable_pbar=True, seed=7,
