@@ -13,10 +13,10 @@ import torch
 
 from ...src.wanfit.checkpoint import check_pair
 from ...src.wanfit.errors import InputError
-from ...src.wanfit.memory.advice import nearest
+from ...src.wanfit.memory.advice import Search, nearest
 from ...src.wanfit.memory.machine import GIB, Machine, stated_machine, this_machine
-from ...src.wanfit.memory.parts import transformer_part
-from ...src.wanfit.memory.plan import Model, make_plan
+from ...src.wanfit.memory.parts import Model, transformer_part
+from ...src.wanfit.memory.plan import make_plan
 from ...src.wanfit.memory.plan_chart import draw_plan
 from ...src.wanfit.memory.presets import parts_of, text_preset, vae_preset
 from ...src.wanfit.memory.report import plan_lines
@@ -60,7 +60,7 @@ def make(wanted: Wanted, *, adapt: bool) -> Planned:
     model, machine = _model(wanted), _machine(wanted)
     plan = make_plan(model, machine, wanted.width, wanted.height, wanted.length)
     lines = [f"{model.variant.title}: {' + '.join(part.name for part in model.transformers)}"]
-    ways = [] if plan.fits else nearest(model, machine, wanted.width, wanted.height, wanted.length, wanted.keep)
+    ways = [] if plan.fits else nearest(Search(model, machine), wanted.width, wanted.height, wanted.length, wanted.keep)
     if adapt and ways:
         lines.append(f"{wanted.width}x{wanted.height}, {wanted.length} frames does not fit: {plan.reason}")
         lines.append(f"adapted to {ways[0].describe()}")

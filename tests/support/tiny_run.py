@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,11 @@ import torch
 
 from wanfit.checkpoint import VARIANTS, open_checkpoint
 from wanfit.memory.alarm import Alarm
-from wanfit.memory.parts import transformer_part, vae_part
-from wanfit.memory.plan import Model
+from wanfit.memory.parts import Model, transformer_part, vae_part
 from wanfit.memory.presets import text_preset
 from wanfit.pipeline.denoise import denoise
 from wanfit.pipeline.files import ModelFiles
-from wanfit.pipeline.loras import LoraChoice, load_loras
+from wanfit.pipeline.loras import LoraChoice, match_loras
 from wanfit.pipeline.placement import Placement, choose_placement
 from wanfit.pipeline.plan import plan_run
 from wanfit.pipeline.request import Request, Settings, settle
@@ -63,17 +63,17 @@ def latents_of(
     alarm: Alarm | None = None,
 ) -> Any:
     """The latents of one run, on the CPU."""
-    with open_checkpoint(files.high) as checkpoint:
-        expand = VARIANTS[checkpoint.identity.variant].expand_timesteps
-    with open_checkpoint(files.vae) as checkpoint:
-        vae = load_vae(checkpoint, placement.vae_dtype)
-    seen = stages if stages is not None else []
-    patches = load_loras(loras, files.transformers).patches
-    plan = plan_run(model_of(files), settings, placement, patches)
-    embeddings = context(settings)
-    return denoise(
-        files, settings, placement, plan, embeddings, vae, seen.append, print, expand, patches, progress, alarm
-    )
+    with ExitStack() as stack:
+        opened = [(name, stack.enter_context(open_checkpoint(path))) for name, path in files.transformers]
+        expand = VARIANTS[opened[0][1].identity.variant].expand_timesteps
+        vae = load_vae(stack.enter_context(open_checkpoint(files.vae)), placement.vae_dtype)
+        seen = stages if stages is not None else []
+        patches = match_loras(loras, opened).patches
+        plan = plan_run(model_of(files), settings, placement, patches)
+        embeddings = context(settings)
+        return denoise(
+            opened, settings, placement, plan, embeddings, vae, seen.append, print, expand, patches, progress, alarm
+        )
 
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:

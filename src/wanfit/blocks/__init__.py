@@ -4,7 +4,7 @@ from .adapter import LowRank
 from .attention import AttentionBackend, sdpa
 from .attention_choice import ATTENTION, Choice, choose_attention
 from .finite import require_finite
-from .footprint import activation_bytes, chunk_bytes
+from .footprint import Moment, activation_bytes, chunk_bytes, moments
 from .forward import block_forward
 from .lean_block import LeanBlock, PatchSource, WeightSource
 from .modulation import TokenModulation
@@ -20,6 +20,7 @@ __all__ = [
     "ForwardSettings",
     "LeanBlock",
     "LowRank",
+    "Moment",
     "PatchSource",
     "PatchedWeights",
     "TokenModulation",
@@ -28,6 +29,7 @@ __all__ = [
     "block_forward",
     "choose_attention",
     "chunk_bytes",
+    "moments",
     "require_finite",
     "sdpa",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .settings import TEXT_TOKENS, BlockShape, ForwardSettings
 
 _WORK = 16
@@ -25,6 +27,68 @@ def chunk_bytes(shape: BlockShape, *, batch: int, tokens: int, fused: bool = Fal
     return int((_FUSED_WORK if fused else _WORK) * batch * tokens * shape.dim)
 
 
+@dataclass(frozen=True)
+class Moment:
+    """One part of a block's forward when it holds most; bytes but for the matrices.
+
+    Args:
+        residual: hidden_states itself. heads: q, k and v. work: one chunk, keys and values of the context.
+        matrices: elements of the linears held in the compute dtype, where they are stored in another one.
+        largest: elements of the largest of them, which are dequantised one after the other.
+    """
+
+    residual: int
+    heads: int
+    work: int
+    matrices: int = 0
+    largest: int = 0
+
+    @property
+    def activations(self) -> int:
+        return self.residual + self.heads + self.work
+
+
+def moments(
+    shape: BlockShape,
+    settings: ForwardSettings,
+    *,
+    batch: int,
+    tokens: int,
+    itemsize: int,
+    context_tokens: int = TEXT_TOKENS,
+    cuda: bool = False,
+    fused: bool = False,
+) -> tuple[Moment, ...]:
+    """Of one `block_forward`: q, k and v are made; attention over them; cross-attention; feed-forward.
+
+    Not counted: weights as stored, context, rotary embedding, and the conversion of a (B, N, 6, dim) modulation.
+
+    Args:
+        itemsize: bytes of an element of hidden_states: 2 or 4.
+        cuda: attention runs on a card. fused: so do the fused element-wise kernels.
+    """
+    stream = batch * tokens * shape.dim * itemsize
+    chunk_tokens = min(settings.chunk_tokens, tokens)
+    chunk = chunk_bytes(shape, batch=batch, tokens=chunk_tokens, fused=fused)
+    group = batch * tokens * settings.heads_per_call(shape, tokens) * shape.head_dim * itemsize
+    attention = int((_CUDA_ATTENTION if cuda else _ATTENTION) * group)
+    keys_values = 2 * batch * context_tokens * shape.dim * itemsize
+    context_work = chunk_bytes(shape, batch=batch, tokens=context_tokens, fused=fused)
+    inner = batch * chunk_tokens * (shape.dim + shape.ffn_dim) * itemsize
+    heads = 3 * stream
+    if settings.packed_attention:
+        # int8 and one float32 scale a head; an attention call has its q, k and v in the compute dtype besides
+        heads = 3 * batch * tokens * (shape.dim + 4 * shape.num_heads)
+        attention += 3 * group
+    square, wide = shape.dim**2, shape.dim * shape.ffn_dim
+    return (
+        Moment(stream, heads, chunk + _FIXED, 3 * square, square),
+        Moment(stream, heads, max(chunk, attention) + _FIXED),
+        Moment(stream, 0, keys_values + max(chunk, context_work) + _FIXED, 2 * square, square),
+        Moment(stream, 0, max(chunk, inner) + _FIXED, 2 * wide, wide),
+    )
+
+
 def activation_bytes(
     shape: BlockShape,
     settings: ForwardSettings,
@@ -36,30 +100,15 @@ def activation_bytes(
     cuda: bool = False,
     fused: bool = False,
 ) -> int:
-    """Upper bound of what one `block_forward` holds at its peak.
-
-    Counted: hidden_states itself, q, k, v, the context's keys and values, one chunk. Not counted: weights and
-    their dequantised copies, context, rotary embedding, and the conversion of a (B, N, 6, dim) modulation.
-
-    Args:
-        itemsize: bytes of an element of hidden_states: 2 or 4.
-        cuda: attention runs on a card. fused: so do the fused element-wise kernels.
-    """
-    stream = batch * tokens * shape.dim * itemsize
-    chunk_tokens = min(settings.chunk_tokens, tokens)
-    chunk = chunk_bytes(shape, batch=batch, tokens=chunk_tokens, fused=fused)
-    heads = settings.heads_per_call(shape, tokens)
-    attention = int((_CUDA_ATTENTION if cuda else _ATTENTION) * batch * tokens * heads * shape.head_dim * itemsize)
-    keys_values = 2 * batch * context_tokens * shape.dim * itemsize
-    context_work = chunk_bytes(shape, batch=batch, tokens=context_tokens, fused=fused)
-    inner = batch * chunk_tokens * (shape.dim + shape.ffn_dim) * itemsize
-    if settings.packed_attention:
-        # int8 and one float32 scale a head; an attention call has its q, k and v in the compute dtype besides
-        heads_bytes = 3 * batch * tokens * (shape.dim + 4 * shape.num_heads)
-        attention += 3 * batch * tokens * heads * shape.head_dim * itemsize
-    else:
-        heads_bytes = 3 * stream
-    self_attention = stream + heads_bytes + max(chunk, attention)
-    cross_attention = stream + keys_values + max(chunk, context_work)
-    feed_forward = stream + max(chunk, inner)
-    return max(self_attention, cross_attention, feed_forward) + _FIXED
+    """Upper bound of what one `block_forward` holds at its peak; as `moments`, no copies of weights counted."""
+    every = moments(
+        shape,
+        settings,
+        batch=batch,
+        tokens=tokens,
+        itemsize=itemsize,
+        context_tokens=context_tokens,
+        cuda=cuda,
+        fused=fused,
+    )
+    return max(moment.activations for moment in every)

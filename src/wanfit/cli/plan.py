@@ -12,7 +12,8 @@ from .words import FLAGS
 if TYPE_CHECKING:
     from ..memory.advice import Settings
     from ..memory.machine import Machine
-    from ..memory.plan import Model, Plan
+    from ..memory.parts import Model
+    from ..memory.plan import Plan
 
 EXIT_FITS, EXIT_DOES_NOT_FIT = 0, 1
 
@@ -57,6 +58,14 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--policy", default="auto", help="auto, resident (all blocks on the card), stream (none)")
     parser.add_argument("--chunk-tokens", type=int, default=4096, help="at most (default: 4096)")
+    parser.add_argument(
+        "--batch", type=int, default=1, metavar="N", help="videos at a time, as ComfyUI's latents may hold (default: 1)"
+    )
+    parser.add_argument(
+        "--packed",
+        action="store_true",
+        help="q, k and v of the attention in 8 bits, which a run takes only when memory has run out",
+    )
     parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="RAM to card, for the expected slow-down")
     parser.add_argument("--block-ms", type=float, metavar="MS", help="one block's forward, for the expected slow-down")
     parser.add_argument("--disk", type=float, metavar="GB/S", help="the model's disk, for the expected slow-down")
@@ -77,14 +86,16 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..errors import InputError, OutputError
-    from ..memory.advice import largest_official, nearest
-    from ..memory.plan import make_plan
+    from ..memory.advice import Search, largest_official, nearest
+    from ..memory.plan import Options, make_plan
     from ..memory.report import plan_lines
 
     if (options.width is None) != (options.height is None):
         raise InputError("size_invalid", "plan", "only one of <width> and <height> is given", "Give both or none")
-    if options.chunk_tokens < 1:
-        raise InputError("number_invalid", "plan", f"<chunk_tokens> is {options.chunk_tokens}", "Use 1 or more")
+    for name in ("chunk_tokens", "batch"):
+        value = getattr(options, name)
+        if value < 1:
+            raise InputError("number_invalid", "plan", f"<{name}> is {value}", "Use 1 or more")
     model, files, notices = _model(options.model)
     machine = _machine(options)
     loras = _loras(options.lora, files, machine, notices)
@@ -94,16 +105,24 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("image_unexpected", "plan", f"<image> is given and {model.variant.title} takes none")
     image = True if options.image else False if options.text_only and not model.variant.needs_image else None
     frames = options.num_frames or model.variant.num_frames
+    wanted = Options(
+        image=image,
+        chunk_tokens=options.chunk_tokens,
+        loras=loras,
+        batch=options.batch,
+        packed_attention=options.packed,
+    )
+    search = Search(model, machine, wanted)
     fitting: list[Settings] = []
     if options.width is None:
-        found = largest_official(model, machine, portrait=options.portrait, num_frames=frames, prefer=options.prefer)
+        found = largest_official(search, portrait=options.portrait, num_frames=frames, prefer=options.prefer)
         smallest = min(model.variant.sizes, key=lambda size: size[0] * size[1])
         width, height, frames = (*smallest, frames) if found is None else (found.width, found.height, found.num_frames)
     else:
         width, height = options.width, options.height
-    plan = make_plan(model, machine, width, height, frames, image=image, chunk_tokens=options.chunk_tokens, loras=loras)
+    plan = make_plan(model, machine, width, height, frames, wanted)
     if not plan.fits and options.width is not None:
-        fitting = nearest(model, machine, width, height, frames, options.prefer)
+        fitting = nearest(search, width, height, frames, options.prefer)
     if options.chart is not None:
         from ..memory.plan_chart import draw_plan
 
@@ -174,8 +193,7 @@ def _model(names: list[str]) -> tuple[Model, list[tuple[str, Path]], list[str]]:
     """
     from ..checkpoint import check_pair, check_parts, open_checkpoint
     from ..errors import InputError
-    from ..memory.parts import TextPart, TransformerPart, VaePart, text_part, transformer_part, vae_part
-    from ..memory.plan import Model
+    from ..memory.parts import Model, TextPart, TransformerPart, VaePart, text_part, transformer_part, vae_part
     from ..memory.presets import text_preset, transformer_preset, vae_preset
     from ..pipeline.files import find_model
 

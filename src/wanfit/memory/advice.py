@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from .machine import Machine
-from .plan import Model, Plan, make_plan, may_fit
+from .parts import Model
+from .plan import Options, Plan, make_plan, may_fit
 
 Prefer = Literal["size", "length"]
 
@@ -30,9 +31,46 @@ class Settings:
         return f"{self.width}x{self.height}, {self.num_frames} frames"
 
 
-def nearest(
-    model: Model, machine: Machine, width: int, height: int, num_frames: int, prefer: Prefer = "size"
-) -> list[Settings]:
+@dataclass(frozen=True)
+class Search:
+    """What stays the same while sizes and lengths are tried."""
+
+    model: Model
+    machine: Machine
+    options: Options = field(default_factory=Options)
+
+    def fitting(self, width: int, height: int, num_frames: int) -> Settings | None:
+        """With its plan, where it fits."""
+        if not may_fit(self.model, self.machine, width, height, num_frames, self.options):
+            return None
+        plan = make_plan(self.model, self.machine, width, height, num_frames, self.options)
+        return Settings(width, height, num_frames, plan) if plan.fits else None
+
+    def first(self, candidates: Sequence[tuple[int, int, int]]) -> Settings | None:
+        """The first of `candidates` that fits; what is needed only gets less along them, so the range is halved."""
+        best = self.fitting(*candidates[-1]) if candidates else None
+        if best is None:
+            return None
+        low, high = 0, len(candidates) - 2
+        while low <= high:
+            middle = (low + high) // 2
+            found = self.fitting(*candidates[middle])
+            if found is None:
+                low = middle + 1
+            else:
+                best, high = found, middle - 1
+        return best
+
+    def longest(self, width: int, height: int, num_frames: int) -> Settings | None:
+        lengths = range(num_frames, _SHORTEST - 1, -4) or [num_frames]
+        return self.first([(width, height, frames) for frames in lengths])
+
+    def largest(self, width: int, height: int, num_frames: int) -> Settings | None:
+        sizes = _scaled(width, height, self.model.variant.size_multiple)
+        return self.first([(*size, num_frames) for size in sizes])
+
+
+def nearest(search: Search, width: int, height: int, num_frames: int, prefer: Prefer = "size") -> list[Settings]:
     """Settings below the given ones that fit, the preferred way first; empty when nothing of use does.
 
     Args:
@@ -40,19 +78,19 @@ def nearest(
 
     Returns: up to two: less length at this size, less size at this length, or where neither is enough less of both.
     """
-    shorter = _longest(model, machine, width, height, num_frames)
-    smaller = _largest(model, machine, width, height, num_frames)
+    shorter = search.longest(width, height, num_frames)
+    smaller = search.largest(width, height, num_frames)
     if shorter is None and smaller is None:
-        both = _largest(model, machine, width, height, min(num_frames, _SHORTEST))
+        both = search.largest(width, height, min(num_frames, _SHORTEST))
         if both is None:
             return []
-        return [_longest(model, machine, both.width, both.height, num_frames) or both]
+        return [search.longest(both.width, both.height, num_frames) or both]
     ways = [shorter, smaller] if prefer == "size" else [smaller, shorter]
     return [way for way in ways if way is not None]
 
 
 def largest_official(
-    model: Model, machine: Machine, *, portrait: bool = False, num_frames: int | None = None, prefer: Prefer = "size"
+    search: Search, *, portrait: bool = False, num_frames: int | None = None, prefer: Prefer = "size"
 ) -> Settings | None:
     """The largest size of an official shape, and the longest official length, that fit; None: nothing of use does.
 
@@ -60,51 +98,19 @@ def largest_official(
         num_frames: wanted; None for the model's official length.
         prefer: what is kept when the largest official size does not fit at full length.
     """
-    frames = num_frames or model.variant.num_frames
-    sizes = sorted((s for s in model.variant.sizes if (s[1] > s[0]) == portrait), key=lambda s: -s[0] * s[1])
+    variant = search.model.variant
+    frames = num_frames or variant.num_frames
+    sizes = sorted((s for s in variant.sizes if (s[1] > s[0]) == portrait), key=lambda s: -s[0] * s[1])
     for width, height in sizes:
-        whole = _fitting(model, machine, width, height, frames)
+        whole = search.fitting(width, height, frames)
         if whole is not None:
             return whole
         if prefer == "size":
-            shorter = _longest(model, machine, width, height, frames)
+            shorter = search.longest(width, height, frames)
             if shorter is not None:
                 return shorter
-    found = nearest(model, machine, *sizes[-1], frames, prefer)
+    found = nearest(search, *sizes[-1], frames, prefer)
     return found[0] if found else None
-
-
-def _fitting(model: Model, machine: Machine, width: int, height: int, num_frames: int) -> Settings | None:
-    if not may_fit(model, machine, width, height, num_frames):
-        return None
-    plan = make_plan(model, machine, width, height, num_frames)
-    return Settings(width, height, num_frames, plan) if plan.fits else None
-
-
-def _first(candidates: Sequence[tuple[int, int, int]], model: Model, machine: Machine) -> Settings | None:
-    """The first of `candidates` that fits; what is needed only gets less along them, so the range is halved."""
-    best = _fitting(model, machine, *candidates[-1]) if candidates else None
-    if best is None:
-        return None
-    low, high = 0, len(candidates) - 2
-    while low <= high:
-        middle = (low + high) // 2
-        found = _fitting(model, machine, *candidates[middle])
-        if found is None:
-            low = middle + 1
-        else:
-            best, high = found, middle - 1
-    return best
-
-
-def _longest(model: Model, machine: Machine, width: int, height: int, num_frames: int) -> Settings | None:
-    lengths = range(num_frames, _SHORTEST - 1, -4) or [num_frames]
-    return _first([(width, height, frames) for frames in lengths], model, machine)
-
-
-def _largest(model: Model, machine: Machine, width: int, height: int, num_frames: int) -> Settings | None:
-    sizes = _scaled(width, height, model.variant.size_multiple)
-    return _first([(*size, num_frames) for size in sizes], model, machine)
 
 
 def _scaled(width: int, height: int, multiple: int) -> Iterator[tuple[int, int]]:

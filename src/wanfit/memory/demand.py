@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..blocks import ForwardSettings, activation_bytes
+from ..blocks import ForwardSettings, Moment, moments
 from ..vae.job import TilePlan
 from ..vae.spool import HOST_BYTES
 from .machine import Machine
@@ -45,6 +46,7 @@ class Video:
     Args:
         text_tokens: of the longest prompt. prompts: 2 with guidance.
         image: whether an image is encoded first.
+        batch: videos in one forward; the VAE takes one after the other.
     """
 
     width: int
@@ -54,6 +56,7 @@ class Video:
     size_multiple: int = 16
     text_tokens: int = TEXT_TOKENS
     prompts: int = 2
+    batch: int = 1
 
     @property
     def latent_frames(self) -> int:
@@ -61,7 +64,7 @@ class Video:
 
     @property
     def tokens(self) -> int:
-        """Of one forward."""
+        """Of one video in a forward."""
         return self.latent_frames * (self.width // self.size_multiple) * (self.height // self.size_multiple)
 
     @property
@@ -118,54 +121,49 @@ def text_demand(part: TextPart, video: Video, machine: Machine) -> Demand:
 def forward_causes(part: TransformerPart, video: Video, machine: Machine, settings: ForwardSettings) -> dict[str, int]:
     """One forward of the transformer, blocks' weights not counted."""
     item = machine.dtype.itemsize
-    stream = video.tokens * part.dim * item
     context = TEXT_TOKENS + (257 if part.image_dim else 0)
-    total = activation_bytes(
+    every = moments(
         part.shape,
         settings,
-        batch=1,
+        batch=video.batch,
         tokens=video.tokens,
         itemsize=item,
         context_tokens=context,
         cuda=machine.device == "cuda",
         fused=machine.fused,
     )
-    attention = min(3 * stream, total - stream)
-    places = video.latent_frames * _latent_area(video, part)
+    copies = {moment: weight_copies(part, machine, moment) for moment in every}
+    worst = max(every, key=lambda moment: moment.activations + copies[moment])
+    places = video.batch * video.latent_frames * _latent_area(video, part)
     # scheduler: latents, two past outputs, last sample; condition; model input; two predictions
     latents = places * (FLOAT * (4 * part.out_channels + max(0, part.in_channels - part.out_channels)))
     latents += places * item * (part.in_channels + 2 * part.out_channels)
     causes = {
-        "residual": stream,
-        "q, k, v": attention,
-        "chunk": total - stream - attention,
+        "residual": worst.residual,
+        "q, k, v": worst.heads,
+        "chunk": worst.work,
         "rotary table": 2 * video.tokens * HEAD_DIM * FLOAT,
-        "weights in compute precision": weight_copies(part, machine, stream),
+        "weights in compute precision": copies[worst],
         "latents": latents,
-        "text embeddings": video.prompts * TEXT_TOKENS * TEXT_DIM * FLOAT,
-        "context": context * part.dim * item,
+        "text embeddings": video.batch * video.prompts * TEXT_TOKENS * TEXT_DIM * FLOAT,
+        "context": video.batch * context * part.dim * item,
     }
     if machine.device == "cuda":
         causes["libraries"] = LIBRARIES
     return causes
 
 
-def weight_copies(part: TransformerPart, machine: Machine, stream: int) -> int:
-    """Matrices of the running block in compute precision, beyond what fits where q, k and v are at other times."""
-    formats = part.formats
+def weight_copies(part: TransformerPart, machine: Machine, moment: Moment) -> int:
+    """Matrices of the running block in compute precision."""
     same = {key for key, name in _NO_COPY.items() if name == str(machine.dtype).removeprefix("torch.")}
     if machine.float8:
         same |= {"f8_e4m3", "f8_e5m2"}
-    formats = formats - same
+    formats = part.formats - same
     if not formats:
         return 0
-    item = machine.dtype.itemsize
     fused = {"q8_0", "q4_k", "q5_k", "q6_k"} if machine.fused else set[str]()
     extra = max(_DEQUANTISE.get(name, _OTHER) if name not in fused else 0.2 for name in formats)
-    square, wide = part.dim**2, part.dim * part.ffn_dim
-    self_attention = int(square * (3 * item + extra))
-    feed_forward = int(wide * (2 * item + extra)) - 3 * stream
-    return max(self_attention, feed_forward)
+    return int(moment.matrices * machine.dtype.itemsize + moment.largest * extra)
 
 
 def denoise_demand(
@@ -211,12 +209,17 @@ def vae_demand(name: str, plan: TilePlan, part: VaePart, video: Video, machine: 
         work |= {VIDEO: video_to_encode(video, machine, single=single)}
         work |= {"the video in float32 before that": max(0, _conversion(video, machine, single=single) - passing)}
     else:
-        work |= {"latents": 3 * FLOAT * plan.shape[1] * plan.shape[2] * plan.shape[3] * plan.shape[4]}
+        work |= {"latents": latents_bytes(plan.shape)}
         features |= saving_causes(video, plan.tiles)
     work = {cause: nbytes for cause, nbytes in work.items() if nbytes}
     if machine.device == "cpu":
         return Demand(name, {}, work | features, part.nbytes)
     return Demand(name, work | {"libraries": LIBRARIES}, features, part.nbytes)
+
+
+def latents_bytes(shape: Sequence[int]) -> int:
+    """What a decode holds of latents of this shape: as sampled, in order, and without their mean."""
+    return 3 * FLOAT * math.prod(shape)
 
 
 def saving_causes(video: Video, tiles: int) -> dict[str, int]:

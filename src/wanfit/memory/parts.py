@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..blocks import BlockShape
-from ..checkpoint import Checkpoint, TensorInfo
+from ..checkpoint import VARIANTS, Checkpoint, TensorInfo, Variant
 from ..vae.config import diffusers_config
 
 ALIGNMENT = 256
@@ -103,6 +103,24 @@ def _meta_vae(variant: str, base_dim: int, decoder_base_dim: int) -> Any:
 
     with torch.device("meta"):
         return AutoencoderKLWan(**diffusers_config(variant, base_dim=base_dim, decoder_base_dim=decoder_base_dim))
+
+
+@dataclass(frozen=True)
+class Model:
+    """The parts of one model: one or two transformers in the order in which they run."""
+
+    transformers: tuple[TransformerPart, ...]
+    text_encoder: TextPart
+    vae: VaePart
+
+    @property
+    def variant(self) -> Variant:
+        return VARIANTS[self.transformers[0].variant]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of a device slot: the largest block of any expert."""
+        return max(part.block_bytes for part in self.transformers)
 
 
 def transformer_part(checkpoint: Checkpoint) -> TransformerPart:

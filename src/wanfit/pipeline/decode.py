@@ -11,7 +11,7 @@ from diffusers.models.modeling_outputs import AutoencoderKLOutput
 
 from ..memory.alarm import Alarm
 from ..memory.device import free_bytes
-from ..memory.plan import plan_pass, with_margin
+from ..memory.tiles import plan_pass, with_margin
 from ..vae.config import denormalize
 from ..vae.decode import decode
 from ..vae.encode import encode

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..checkpoint import open_checkpoint
-from ..memory.advice import nearest
+from ..memory.advice import Search, nearest
 from ..memory.machine import Machine, this_machine
-from ..memory.parts import text_part, transformer_part, vae_part
-from ..memory.plan import Model, Plan, make_plan
+from ..memory.parts import Model, text_part, transformer_part, vae_part
+from ..memory.plan import Options, Plan, make_plan
 from .files import ModelFiles
 from .loras import ModelPatches
 from .placement import Placement
@@ -34,20 +34,17 @@ def plan_run(
     loras = (
         max((patch.nbytes(placement.dtype), patch.largest(placement.dtype)) for patch in patches) if patches else (0, 0)
     )
-    plan = make_plan(
-        model,
-        machine,
-        settings.width,
-        settings.height,
-        settings.num_frames,
+    options = Options(
         image=settings.image is not None,
         chunk_tokens=placement.chunk_tokens,
         text_tokens=text_tokens,
         prompts=2 if settings.uses_guidance else 1,
         loras=loras,
     )
+    wanted = settings.width, settings.height, settings.num_frames
+    plan = make_plan(model, machine, *wanted, options)
     if not plan.fits:
-        found = nearest(model, machine, settings.width, settings.height, settings.num_frames)
+        found = nearest(Search(model, machine, options), *wanted)
         ways = [f"<width> {way.width}, <height> {way.height}, <num_frames> {way.num_frames}" for way in found]
         plan.require(
             f"What fits: {'; or '.join(ways)}"

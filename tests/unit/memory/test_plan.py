@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from wanfit.errors import BudgetError, InputError
-from wanfit.memory.advice import largest_official, nearest
+from wanfit.memory.advice import Search, largest_official, nearest
 from wanfit.memory.machine import Machine, Speeds, stated_machine
-from wanfit.memory.plan import TIGHT, Model, make_plan
+from wanfit.memory.parts import Model
+from wanfit.memory.plan import Options, make_plan
 from wanfit.memory.presets import parts_of
+from wanfit.memory.verdict import TIGHT
 
 GIB = 2**30
 A14B = (1280, 720, 81)
@@ -80,7 +82,7 @@ def test_suggestions_fit_and_the_next_larger_one_does_not(fp8, prefer):
     with pytest.raises(BudgetError) as caught:
         plan.require("Use less")
     assert caught.value.code == "budget_exceeded" and caught.value.stage == "plan"
-    first, second = nearest(fp8, machine, *A14B, prefer)
+    first, second = nearest(Search(fp8, machine), *A14B, prefer)
     shorter, smaller = (first, second) if prefer == "size" else (second, first)
     assert (shorter.width, shorter.height) == A14B[:2] and shorter.num_frames < 81
     assert smaller.num_frames == 81 and abs(smaller.width / smaller.height - 16 / 9) < 0.06
@@ -93,16 +95,16 @@ def test_suggestions_fit_and_the_next_larger_one_does_not(fp8, prefer):
 def test_too_little_for_anything_suggests_nothing(fp8):
     machine = stated_machine(2, 16)
     assert not make_plan(fp8, machine, *A14B).fits
-    assert nearest(fp8, machine, *A14B) == []
-    assert largest_official(fp8, machine) is None
+    assert nearest(Search(fp8, machine), *A14B) == []
+    assert largest_official(Search(fp8, machine)) is None
 
 
 def test_the_size_adapts_to_the_card(fp8):
-    large = largest_official(fp8, stated_machine(12, 32))
+    large = largest_official(Search(fp8, stated_machine(12, 32)))
     assert large is not None and (large.width, large.height, large.num_frames) == A14B
-    upright = largest_official(fp8, stated_machine(12, 32), portrait=True)
+    upright = largest_official(Search(fp8, stated_machine(12, 32)), portrait=True)
     assert upright is not None and (upright.width, upright.height) == (720, 1280)
-    whole = largest_official(fp8, stated_machine(4, 16), prefer="length")
+    whole = largest_official(Search(fp8, stated_machine(4, 16)), prefer="length")
     assert whole is not None and (whole.width, whole.height, whole.num_frames) == (832, 480, 81)
 
 
@@ -110,7 +112,7 @@ def test_smaller_chunks_come_before_a_refusal(fp8):
     roomy = make_plan(fp8, stated_machine(12, 32), *A14B)
     narrow = make_plan(fp8, stated_machine(5.7, 32), *A14B)
     assert roomy.chunk_tokens == 4096 and narrow.chunk_tokens < 4096 and narrow.verdict == "tight"
-    assert make_plan(fp8, stated_machine(12, 32), *A14B, chunk_tokens=1000).chunk_tokens == 1000
+    assert make_plan(fp8, stated_machine(12, 32), *A14B, Options(chunk_tokens=1000)).chunk_tokens == 1000
 
 
 def test_all_blocks_have_to_be_there_with_the_policy_resident(fp8):
@@ -194,7 +196,7 @@ def test_loras_stay_where_there_is_room_and_else_stream_with_their_block(fp8):
     """Kept: all on the device. Streamed: two blocks' there, all of them pinned in RAM, which blocks then lack."""
     total, largest = 600 * 2**20, 15 * 2**20
     plain, kept, streamed = (
-        make_plan(fp8, stated_machine(vram, 32), *A14B, loras=loras)
+        make_plan(fp8, stated_machine(vram, 32), *A14B, Options(loras=loras))
         for vram, loras in ((48, (0, 0)), (48, (total, largest)), (8, (total, largest)))
     )
     assert kept.keep_loras and not streamed.keep_loras
@@ -202,5 +204,5 @@ def test_loras_stay_where_there_is_room_and_else_stream_with_their_block(fp8):
     assert "LoRA" not in kept.stages[2].ram and kept.ram_budget == plain.ram_budget
     assert streamed.stages[2].vram["LoRA"] == 2 * largest and streamed.stages[2].ram["LoRA"] == total
     assert streamed.ram_budget == stated_machine(8, 32).ram_budget - total
-    few = make_plan(fp8, stated_machine(8, 32), *A14B, loras=(total, total))
+    few = make_plan(fp8, stated_machine(8, 32), *A14B, Options(loras=(total, total)))
     assert few.stages[2].vram["LoRA"] == total, "all in one block: never more than there is"

@@ -8,9 +8,9 @@ from wanfit.blocks import ForwardSettings
 from wanfit.checkpoint import open_checkpoint
 from wanfit.memory.demand import Video, forward_causes, vae_demand
 from wanfit.memory.machine import Machine
-from wanfit.memory.parts import VaePart, transformer_part, vae_part
-from wanfit.memory.plan import Model, decode_shape, tile_plan
+from wanfit.memory.parts import Model, VaePart, transformer_part, vae_part
 from wanfit.memory.presets import text_preset, transformer_preset
+from wanfit.memory.tiles import decode_shape, tile_plan
 from wanfit.offload import Ladder, MappedBlocks
 from wanfit.pipeline.transformer import build_transformer
 from wanfit.pipeline.vae import load_vae
