@@ -195,18 +195,22 @@ def test_out_of_memory_tightens_and_then_explains(card: Server) -> None:
     assert (sampled(card, HIGH) == sampled(card, HIGH)).all()
 
 
-def test_a_full_card_is_explained(card: Server) -> None:
-    """Held by another node, so that no cache can be freed."""
+@pytest.mark.parametrize("left", [0, 64])
+def test_a_full_card_is_explained(card: Server, left: int) -> None:
+    """Held by another node, so that no cache can be freed. With nothing left not even the noise comes onto the card;
+    with 64 MiB sampling begins."""
     graph = Graph()
-    full = graph.add("TestFillDevice", model=wanfit_model(graph, DEEP), fill=True)
-    graph.sample(full, "x", width=640, height=480, length=33)
+    full = graph.add("TestFillDevice", model=wanfit_model(graph, DEEP), leave=left)
+    graph.sample(full, "x", width=640, height=480, length=121)
     with pytest.raises(PromptFailed) as caught:
         card.run(graph.prompt)
-    print(f"\n{card.tree.version} {caught.value}")
+    said = str(caught.value)
+    print(f"\n{card.tree.version} {left} MiB left: {said}")
     graph = Graph()
-    graph.sample(graph.add("TestFillDevice", model=wanfit_model(graph, DEEP), fill=False), "free")
+    graph.sample(graph.add("TestFillDevice", model=wanfit_model(graph, DEEP), leave=-1), "free")
     result(card, graph, "free")
-    assert "budget_exceeded" in str(caught.value) and "length" in str(caught.value)
+    assert "[budget_exceeded]" in said or "[run_failed] The device memory is full" in said
+    assert "smaller width" in said and "length" in said
 
 
 def test_the_probe_reads_the_card_and_a_purge_gives_it_back(card: Server) -> None:

@@ -152,7 +152,7 @@ class Watch:
 
 
 class TestFillDevice:
-    """Takes all of the device's memory, or gives it back."""
+    """Takes the device's memory but for some MiB; below zero: gives it back."""
 
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "run"
@@ -161,17 +161,19 @@ class TestFillDevice:
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",), "fill": ("BOOLEAN", {"default": True})}}
+        return {"required": {"model": ("MODEL",), "leave": ("INT", {"default": 0, "min": -1})}}
 
-    def run(self, model, fill):
+    def run(self, model, leave):
         self.HELD.clear()
         torch.cuda.empty_cache()
-        piece = 2**33 if fill else 0
+        kept = torch.empty(max(0, leave) * 2**20, dtype=torch.uint8, device="cuda")
+        piece = 2**33 if leave >= 0 else 0
         while piece >= 2**21:
             try:
                 self.HELD.append(torch.empty(piece, dtype=torch.uint8, device="cuda"))
             except torch.OutOfMemoryError:
                 piece //= 4
+        del kept
         return (model,)
 
 
