@@ -28,6 +28,16 @@ def _vector(source, column, inside):
     return tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
 
 
+@triton.jit
+def _product(x, row_scale, bias, row, rows, column, dim, SCALED: tl.constexpr, BIASED: tl.constexpr):
+    value = _vector(x + row * dim, column, (column < dim) & (row < rows))
+    if SCALED:
+        value = value * tl.load(row_scale + row, mask=row < rows, other=0.0)
+    if BIASED:
+        value = value + bias
+    return value
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def norm(
     x, shift, scale, out, out_scale, rows, length, x_batch, x_row, shift_batch, shift_row, scale_batch, scale_row,
@@ -66,11 +76,7 @@ def rms_rotate(
         row = first + i
         here = inside & (row < rows)
         batch, token = row // length, row % length
-        value = _vector(x + row * dim, column, here)
-        if SCALED:
-            value = value * tl.load(row_scale + row, mask=row < rows, other=0.0)
-        if BIASED:
-            value = value + offset
+        value = _product(x, row_scale, offset, row, rows, column, dim, SCALED, BIASED)
         value = value * tl.rsqrt(tl.sum(value * value, axis=0) / dim + eps) * factor
         if ROTATE:
             real, imaginary = tl.split(tl.reshape(value, (BLOCK // 2, 2)))
@@ -94,11 +100,7 @@ def gelu(
     for i in range(ROWS):
         row = first + i
         here = inside & (row < rows)
-        value = _vector(x + row * dim, column, here)
-        if SCALED:
-            value = value * tl.load(row_scale + row, mask=row < rows, other=0.0)
-        if BIASED:
-            value = value + offset
+        value = _product(x, row_scale, offset, row, rows, column, dim, SCALED, BIASED)
         # 0.5 (1 + tanh(u)) is sigmoid(2 u)
         value = value * tl.sigmoid(1.5957691216057308 * (value + 0.044715 * value * value * value))
         _store_row(value, out + row * dim, out_scale, row, rows, column, here, QUANTIZE)
@@ -119,11 +121,7 @@ def add(
         row = first + i
         here = inside & (row < rows)
         batch, token = row // length, row % length
-        value = _vector(x + row * dim, column, here)
-        if SCALED:
-            value = value * tl.load(row_scale + row, mask=row < rows, other=0.0)
-        if BIASED:
-            value = value + offset
+        value = _product(x, row_scale, offset, row, rows, column, dim, SCALED, BIASED)
         target = out + batch * out_batch + token * out_row + column
         if GATED:
             if not SHARED:
