@@ -14,8 +14,8 @@ from ..memory.plan import Plan
 from ..memory.purge import empty_device_cache
 from .decode import TiledVae
 from .experts import Experts
-from .files import ModelFiles
 from .loras import ModelPatches
+from .opened import OpenTransformers
 from .placement import Placement
 from .request import Settings
 from .resume import Progress
@@ -23,7 +23,7 @@ from .wan import make_pipeline
 
 
 def denoise(
-    files: ModelFiles,
+    transformers: OpenTransformers,
     settings: Settings,
     placement: Placement,
     plan: Plan,
@@ -39,6 +39,7 @@ def denoise(
     """Run the pipeline's loop over both experts.
 
     Args:
+        transformers: of the model, open.
         plan: of the run, which it keeps to.
         embeddings: (1 or 2, 512, text_dim): the prompt and, with guidance, the negative prompt.
         vae: on the device; encodes the image, then goes to the CPU.
@@ -68,7 +69,7 @@ def denoise(
         return tensors
 
     experts = Experts(
-        files.transformers,
+        transformers,
         placement,
         plan,
         on_switch,

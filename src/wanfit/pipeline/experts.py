@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..blocks import Choice, ForwardSettings, WeightSource, choose_attention
-from ..checkpoint import Checkpoint, Identity, open_checkpoint
+from ..checkpoint import Checkpoint, Identity
 from ..memory.alarm import Alarm
 from ..memory.plan import Plan
 from ..memory.purge import empty_device_cache
 from ..offload import BlockStore, Ladder, MappedBlocks
 from .loras import ModelPatches
+from .opened import OpenTransformers
 from .placement import Placement
 from .transformer import LeanTransformer, build_transformer
 
@@ -43,17 +43,17 @@ class Experts:
     experts share.
 
     Args:
-        paths: (name, file) of each, in the order in which they run: high, then low.
+        transformers: (name, open file) of each, in the order in which they run: high, then low.
         plan: says the chunk, what the blocks may take of device and host memory, and where LoRAs stay.
         on_switch: called with an expert's name before its weights are read.
         on_tighter: told what was tightened because memory was out, or about to be.
-        patches: LoRAs, in the order of `paths`; empty for none.
+        patches: LoRAs, in the order of `transformers`; empty for none.
         alarm: asked before each block.
     """
 
     def __init__(
         self,
-        paths: list[tuple[str, Path]],
+        transformers: OpenTransformers,
         placement: Placement,
         plan: Plan,
         on_switch: Callable[[str], None],
@@ -65,36 +65,30 @@ class Experts:
         self.experts: list[Expert] = []
         self.active: Expert | None = None
         self.store: BlockStore | None = None
-        files: list[Checkpoint] = []
-        try:
-            files.extend(open_checkpoint(path) for _, path in paths)
-            self.attention = attention_of(files[0].identity, placement, plan)
-            settings = ForwardSettings(
-                plan.chunk_tokens, attention=self.attention.backend, float8_matmul=placement.float8_matmul
+        files = [checkpoint for _, checkpoint in transformers]
+        self.attention = attention_of(files[0].identity, placement, plan)
+        settings = ForwardSettings(
+            plan.chunk_tokens, attention=self.attention.backend, float8_matmul=placement.float8_matmul
+        )
+        if placement.device.type != "cpu":
+            self.store = BlockStore(
+                files,
+                placement.device,
+                policy=placement.policy,
+                vram_budget=plan.weights_budget,
+                ram_budget=plan.ram_budget,
             )
-            if placement.device.type != "cpu":
-                self.store = BlockStore(
-                    files,
-                    placement.device,
-                    policy=placement.policy,
-                    vram_budget=plan.weights_budget,
-                    ram_budget=plan.ram_budget,
-                )
-            ladder = Ladder(settings, self.store, on_tighter, alarm)
-            for index, ((name, _), checkpoint) in enumerate(zip(paths, files, strict=True)):
-                source: WeightSource = (
-                    MappedBlocks(checkpoint, placement.device) if self.store is None else self.store.source(index)
-                )
-                transformer = build_transformer(checkpoint, source, ladder, placement.dtype)
-                transformer.patches = patches[index] if patches else None
-                transformer.keep_patches = plan.keep_loras
-                expert = Expert(name, checkpoint, transformer)
-                transformer.before_forward = lambda _, expert=expert: self.activate(expert)
-                self.experts.append(expert)
-        except BaseException:
-            for checkpoint in files:
-                checkpoint.close()
-            raise
+        ladder = Ladder(settings, self.store, on_tighter, alarm)
+        for index, (name, checkpoint) in enumerate(transformers):
+            source: WeightSource = (
+                MappedBlocks(checkpoint, placement.device) if self.store is None else self.store.source(index)
+            )
+            transformer = build_transformer(checkpoint, source, ladder, placement.dtype)
+            transformer.patches = patches[index] if patches else None
+            transformer.keep_patches = plan.keep_loras
+            expert = Expert(name, checkpoint, transformer)
+            transformer.before_forward = lambda _, expert=expert: self.activate(expert)
+            self.experts.append(expert)
 
     def activate(self, expert: Expert) -> None:
         """Make `expert` the one that holds memory."""
@@ -113,13 +107,11 @@ class Experts:
         return () if self.store is None else self.store.report.notices
 
     def close(self) -> None:
-        """Release all weights and close the files."""
+        """Release all weights."""
         for expert in self.experts:
             expert.transformer.release()
         if self.store is not None:
             self.store.close()
-        for expert in self.experts:
-            expert.checkpoint.close()
         self.experts.clear()
         self.active = None
         empty_device_cache(self._placement.device)

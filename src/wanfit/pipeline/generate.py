@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from .. import __version__
-from ..checkpoint import VARIANTS, Identity, check_pair, check_parts, open_checkpoint
+from ..checkpoint import Identity
 from ..errors import InputError, OutputError, RunError
 from ..memory.chart import draw
 from ..memory.explain import explain
@@ -35,7 +35,8 @@ from .decode import decode_to
 from .denoise import denoise
 from .experts import attention_of
 from .files import ModelFiles
-from .loras import load_loras
+from .loras import match_loras
+from .opened import open_model
 from .placement import Placement
 from .plan import plan_run, read_model
 from .request import Request, Settings, settle
@@ -77,14 +78,12 @@ def generate(
         if path is not None and path.is_dir():
             raise OutputError("output_unwritable", "input", f"<{name}> {path} is a folder", "Give the name of a file")
     with ExitStack() as stack:
-        text_file = stack.enter_context(open_checkpoint(files.text_encoder))
-        vae_file = stack.enter_context(open_checkpoint(files.vae))
-        identities = _check(files, vae_file.identity, text_file.identity)
+        model = stack.enter_context(open_model(files))
+        identities, variant = model.identities, model.variant
         high = identities[0]
-        variant = VARIANTS[high.variant]
         settings = settle(request, high, variant)
-        loras = load_loras(request.loras, files.transformers)
-        tokenizer = load_tokenizer(files.tokenizer or text_file)
+        loras = match_loras(request.loras, model.transformers)
+        tokenizer = load_tokenizer(model.tokenizer or model.text_encoder)
         prompts = {"prompt": settings.prompt}
         if settings.uses_guidance:
             prompts["negative_prompt"] = settings.negative_prompt
@@ -106,7 +105,7 @@ def generate(
             )
         )
         _announce(identities, settings, placement, tell)
-        plan = plan_run(read_model(files), settings, placement, loras.patches, text_tokens=max(lengths))
+        plan = plan_run(read_model(model), settings, placement, loras.patches, text_tokens=max(lengths))
         for lora in loras.applied:
             tell("lora {file} x {strength:g} on {expert}: {tensors} tensors, ranks {ranks}".format_map(lora))
         for notice in loras.notices:
@@ -121,23 +120,23 @@ def generate(
         with explained(placement, record):
             begin("text")
             encoder = load_text_encoder(
-                text_file,
+                model.text_encoder,
                 device=placement.device,
                 compute_dtype=torch.float32,  # once for each run, and the same on every machine
                 placement="stream" if placement.text == "stream" else "cpu",
             )
             embeddings = encode_prompts(encoder, tokenizer, list(prompts.values()), names=list(prompts))
             encoder.release()
-            text_file.close()
+            model.text_encoder.close()
             empty_device_cache(placement.device)
 
             if settings.image is not None:
                 begin("encode image")
-            vae = load_vae(vae_file, placement.vae_dtype)
+            vae = load_vae(model.vae, placement.vae_dtype)
             vae.budget_bytes = plan.vae_budget
             nn.Module.to(vae, placement.device)
             latents = denoise(
-                files,
+                model.transformers,
                 settings,
                 placement,
                 plan,
@@ -152,7 +151,7 @@ def generate(
 
             begin("decode and save")
             nn.Module.to(vae, placement.device)
-            decode_to(vae, vae_file.identity.variant, latents, writer)
+            decode_to(vae, model.vae.identity.variant, latents, writer)
             record.end()
         report = _report(files, identities, settings, placement, plan, record)
         report |= {"loras": list(loras.applied), "plan": plan.to_json()}
@@ -193,39 +192,6 @@ def explained(placement: Placement, record: MemoryRecord) -> Generator[None]:
         if found is None:
             raise
         raise RunError("run_failed", facts.stage or "run", found.what, found.change) from error
-
-
-def _check(files: ModelFiles, vae: Identity, text_encoder: Identity) -> list[Identity]:
-    """The transformers' identities, once they are known to belong together and with the rest."""
-    identities: list[Identity] = []
-    for _, path in files.transformers:
-        with open_checkpoint(path) as checkpoint:
-            identities.append(checkpoint.identity)
-    for role, identity, kind in (("vae", vae, "vae"), ("text_encoder", text_encoder, "text_encoder")):
-        if identity.kind != kind:
-            raise InputError("pair_mismatch", "load", f"<{role}> holds a {identity.kind}, not a {kind}")
-    for role, identity in zip(("high", "low"), identities, strict=False):
-        if identity.kind != "transformer":
-            raise InputError("pair_mismatch", "load", f"<{role}> holds a {identity.kind}, not a transformer")
-    high = identities[0]
-    if len(identities) == 2:
-        check_pair(*identities)
-    elif VARIANTS[high.variant].has_experts:
-        raise InputError(
-            "part_missing",
-            "load",
-            f"{files.high.name} is one of the two experts of {high.variant} and <low> is not given",
-            "Give <high> and <low> one file each",
-        )
-    if high.image_dim:
-        raise InputError(
-            "model_unsupported",
-            "load",
-            f"{high.variant} (Wan 2.1) also needs a CLIP vision encoder, which the command line does not run",
-            "Use a Wan 2.2 I2V-A14B pair, or this file inside ComfyUI",
-        )
-    check_parts(high, vae, text_encoder)
-    return identities
 
 
 def _announce(

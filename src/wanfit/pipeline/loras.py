@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ..checkpoint import TITLES, open_checkpoint
 from ..errors import InputError
 from ..lora import LoraFile, Match, match, open_lora
 from ..quant import StoredWeight, dequantize
+from .opened import OpenTransformers
 
 EXPERTS = ("auto", "both", "high", "low")
 
@@ -131,10 +133,16 @@ def check_loras(choices: Sequence[LoraChoice]) -> None:
 
 
 def load_loras(choices: Sequence[LoraChoice], transformers: Sequence[tuple[str, Path]]) -> Loras:
+    """`match_loras` for transformers that are not open yet: (role, file) in the order in which they run."""
+    with ExitStack() as stack:
+        return match_loras(choices, [(role, stack.enter_context(open_checkpoint(file))) for role, file in transformers])
+
+
+def match_loras(choices: Sequence[LoraChoice], transformers: OpenTransformers) -> Loras:
     """Open the LoRAs and find what they change. Reads headers; the tensors stay memory-mapped.
 
     Args:
-        transformers: ("high" or "low", or "" for the only one; file), in the order in which they run.
+        transformers: ("high" or "low", or "" for the only one; open file), in the order in which they run.
     Raises:
         InputError: lora_invalid, lora_mismatch, lora_unsupported. CheckpointError: a file that cannot be read.
     """
@@ -148,11 +156,10 @@ def load_loras(choices: Sequence[LoraChoice], transformers: Sequence[tuple[str, 
         lora = open_lora(choice.path)
         opened.append((choice, lora, _targets(choice, lora, {role for role, _ in transformers}, notices)))
     patches: list[ModelPatches] = []
-    for role, path in transformers:
+    for role, checkpoint in transformers:
         patches.append(ModelPatches())
-        with open_checkpoint(path) as checkpoint:
-            shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-            title = TITLES[checkpoint.identity.variant]
+        shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+        title = TITLES[checkpoint.identity.variant]
         for choice, lora, targets in opened:
             if role not in targets:
                 continue

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..checkpoint import open_checkpoint
 from ..memory.advice import Search, nearest
 from ..memory.machine import Machine, this_machine
 from ..memory.parts import Model, text_part, transformer_part, vae_part
 from ..memory.plan import Options, Plan, make_plan
-from .files import ModelFiles
 from .loras import ModelPatches
+from .opened import OpenModel
 from .placement import Placement
 from .request import Settings
 
@@ -54,14 +53,10 @@ def plan_run(
     return plan
 
 
-def read_model(files: ModelFiles) -> Model:
+def read_model(model: OpenModel) -> Model:
     """Sizes of all parts, from headers."""
-    transformers = []
-    for _, path in files.transformers:
-        with open_checkpoint(path) as checkpoint:
-            transformers.append(transformer_part(checkpoint))
-    with open_checkpoint(files.text_encoder) as text, open_checkpoint(files.vae) as vae:
-        return Model(tuple(transformers), text_part(text), vae_part(vae))
+    transformers = tuple(transformer_part(checkpoint) for _, checkpoint in model.transformers)
+    return Model(transformers, text_part(model.text_encoder), vae_part(model.vae))
 
 
 def machine_of(placement: Placement) -> Machine:
