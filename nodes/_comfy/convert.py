@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 
 from ...src.wanfit.checkpoint import Checkpoint, TensorInfo
@@ -23,18 +25,26 @@ class Fp8Blocks:
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """By canonical name, as the file has them."""
-        return self._checkpoint.tensors
+        """By canonical name, as they become."""
+        return {name: _converted(info) if _converts(info) else info for name, info in self._checkpoint.tensors.items()}
 
     def load(self, name: str) -> StoredWeight:
         """The tensor; a block's matrix as fp8."""
         if name in self._converted:
             return self._converted[name]
         stored = self._checkpoint.load(name)
-        if name.startswith("blocks.") and len(stored.shape) == 2 and stored.format in _WIDE:
+        if _converts(self._checkpoint.tensors[name]):
             stored = self._converted[name] = to_fp8(stored)
         return stored
 
     def forget(self, name: str) -> None:
         """See `Checkpoint.forget`."""
         self._checkpoint.forget(name)
+
+
+def _converts(info: TensorInfo) -> bool:
+    return info.name.startswith("blocks.") and len(info.shape) == 2 and info.format in _WIDE
+
+
+def _converted(info: TensorInfo) -> TensorInfo:
+    return dataclasses.replace(info, format="f8_e4m3", nbytes=math.prod(info.shape))

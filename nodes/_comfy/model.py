@@ -18,7 +18,6 @@ from ...src.wanfit.errors import BudgetError, CheckpointError, InputError, RunEr
 from ...src.wanfit.quant import dequantize
 from . import conditions, errors, resume
 from .block import EngineBlock
-from .convert import Fp8Blocks
 from .patcher import EnginePatcher
 from .placement import Placement
 from .runtime import EngineRuntime
@@ -45,7 +44,7 @@ def load_models(checkpoints: Sequence[Checkpoint], *, to_fp8: bool = False) -> l
             raise InputError(
                 "pair_mismatch", "load", f"<transformer> is a {identity.title}", "Give a Wan transformer there"
             )
-    placement = Placement([Fp8Blocks(c) if to_fp8 else c for c in checkpoints])
+    placement = Placement(checkpoints, to_fp8=to_fp8)
     return [_load(checkpoint, placement, expert) for expert, checkpoint in enumerate(checkpoints)]
 
 

@@ -10,11 +10,12 @@ import torch
 
 from ...src.wanfit.blocks import WeightSource
 from ...src.wanfit.checkpoint import Checkpoint
+from ...src.wanfit.memory.demand import RING
+from ...src.wanfit.memory.parts import transformer_part
 from ...src.wanfit.offload import BlockStore, MappedBlocks
 from .convert import Fp8Blocks
 from .policy import Policy
 
-RING = 2
 _HOST_RESERVE = 4 * 2**30
 """RAM that block copies leave to everything else when no budget is given."""
 
@@ -23,13 +24,14 @@ class Placement:
     """Makes the engine's block store when a device is known; on the CPU blocks are read in place.
 
     Args:
-        tensors: one checkpoint for each expert.
+        checkpoints: one for each expert. to_fp8: their blocks' wide matrices become fp8 when they are first read.
     """
 
-    def __init__(self, tensors: Sequence[Checkpoint | Fp8Blocks]) -> None:
-        self._tensors = list(tensors)
-        self._converted = any(isinstance(t, Fp8Blocks) for t in tensors)
-        self.sizes = [_block_sizes(t) for t in tensors]
+    def __init__(self, checkpoints: Sequence[Checkpoint], *, to_fp8: bool = False) -> None:
+        self._tensors = [Fp8Blocks(checkpoint) if to_fp8 else checkpoint for checkpoint in checkpoints]
+        self._converted = to_fp8
+        self.parts = [transformer_part(c, held.tensors) for c, held in zip(checkpoints, self._tensors, strict=True)]
+        """Each expert as the engine's plan knows it."""
         self._store: BlockStore | None = None
         self._key: tuple[torch.device, Policy] | None = None
         self._close_store: Callable[[], object] = _nothing
@@ -37,7 +39,7 @@ class Placement:
     @property
     def slot_bytes(self) -> int:
         """The largest block, as it is placed."""
-        return max(max(sizes) for sizes in self.sizes)
+        return max(part.block_bytes for part in self.parts)
 
     def source(self, expert: int, device: torch.device, policy: Policy, weight_budget: int) -> WeightSource:
         """The weights of one expert on `device`.
@@ -99,14 +101,3 @@ class Placement:
 
 def _nothing() -> None:
     return
-
-
-def _block_sizes(tensors: Checkpoint | Fp8Blocks) -> list[int]:
-    """Bytes of each block as it is placed: in fp8 for a converted one."""
-    totals: dict[int, int] = {}
-    for name, info in tensors.tensors.items():
-        if name.startswith("blocks."):
-            index = int(name.split(".")[1])
-            fp8 = isinstance(tensors, Fp8Blocks) and len(info.shape) == 2
-            totals[index] = totals.get(index, 0) + (info.shape[0] * info.shape[1] if fp8 else info.nbytes)
-    return [totals[index] for index in sorted(totals)]

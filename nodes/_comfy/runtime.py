@@ -20,18 +20,21 @@ from ...src.wanfit.blocks import (
     ForwardSettings,
     LowRank,
     WeightSource,
-    activation_bytes,
     choose_attention,
     require_finite,
 )
-from ...src.wanfit.checkpoint import Checkpoint
+from ...src.wanfit.checkpoint import VARIANTS, Checkpoint
 from ...src.wanfit.memory.alarm import Alarm, Shortage
+from ...src.wanfit.memory.demand import RING, Video, forward_causes
+from ...src.wanfit.memory.machine import Machine
 from ...src.wanfit.memory.record import PlannedPeak
 from ...src.wanfit.offload import Ladder, PatchStore
 from ...src.wanfit.offload.policy import resident_within
 from ...src.wanfit.quant import StoredWeight
+from ...src.wanfit.quant.float8_matmul import float8_units
+from ...src.wanfit.quant.triton_support import triton_refusal
 from . import lora, options
-from .placement import RING, Placement
+from .placement import Placement
 from .policy import Policy
 from .prompt_record import RECORDER
 
@@ -66,6 +69,7 @@ class EngineRuntime:
         identity = checkpoint.identity
         self.checkpoint, self.placement, self.dtype = checkpoint, placement, dtype
         self.shape = BlockShape(identity.dim, identity.num_heads, identity.ffn_dim)
+        self.part = placement.parts[expert]
         self.preparing: Any = None
         """The clone that is about to sample, while ComfyUI asks for `memory_required`."""
         self._expert = expert
@@ -149,22 +153,22 @@ class EngineRuntime:
         Args:
             input_shape: of the latent, (B, C, T, H, W).
         """
-        activations = self._activation_bytes(input_shape)
-        if self._patcher() is not None:
-            return activations
         device = comfy.model_management.get_torch_device()
-        if device.type == "cpu":
+        activations = self._forward_bytes(input_shape, device)
+        if self._patcher() is not None or self.machine(device).device == "cpu":
             return activations
         policy = self._policy()
         floor = activations + RING * self.placement.slot_bytes
-        blocks = len(self.placement.sizes[self._expert])
-        wanted = floor if policy.mode == "stream" else activations + blocks * self.placement.slot_bytes
+        wanted = floor if policy.mode == "stream" else activations + self.part.num_layers * self.placement.slot_bytes
         limit = policy.vram_bytes or int(comfy.model_management.get_total_memory(device)) - self._reserve()
         return max(floor, min(wanted, limit))
 
     def floor_bytes(self) -> int:
         """Device bytes without which no forward is possible, however small the video."""
-        return RING * self.placement.slot_bytes + self._dequantized_bytes()
+        smallest = (1, self.part.in_channels, 1, 2, 2)
+        return RING * self.placement.slot_bytes + self._forward_bytes(
+            smallest, comfy.model_management.get_torch_device()
+        )
 
     def release(self) -> None:
         """Give up all device memory; the next forward takes it again."""
@@ -183,49 +187,52 @@ class EngineRuntime:
             self._patch_store = None
         return loras + self.placement.release_host()
 
-    def _activation_bytes(self, input_shape: Sequence[int]) -> int:
-        batch, tokens = input_shape[0], _tokens(input_shape)
-        itemsize = torch.finfo(self.dtype).bits // 8
-        settings = ForwardSettings(CHUNK_TOKENS)
-        blocks = activation_bytes(self.shape, settings, batch=batch, tokens=tokens, itemsize=itemsize)
-        return blocks + 3 * tokens * self.shape.head_dim * 4 + self._dequantized_bytes() + self._patch_bytes()
+    def machine(self, device: torch.device) -> Machine:
+        """What `device` computes with, for the engine's plan; without its memory."""
+        return Machine(
+            device="cpu" if device.type == "cpu" else "cuda",
+            vram=0,
+            ram=0,
+            dtype=self.dtype,
+            float8=self._policy().fp8_matmul and float8_units(device),
+            fused=triton_refusal(device) is None,
+        )
+
+    def _forward_bytes(self, input_shape: Sequence[int], device: torch.device) -> int:
+        """One forward as the engine plans it, and LoRAs; weights as stored not counted."""
+        batch, _, frames, height, width = input_shape
+        multiple = VARIANTS[self.part.variant].size_multiple
+        size = (-(-side // 2) * multiple for side in (width, height))
+        video = Video(*size, 4 * frames - 3, image=False, size_multiple=multiple, batch=batch)
+        causes = forward_causes(self.part, video, self.machine(device), ForwardSettings(CHUNK_TOKENS))
+        return sum(causes.values()) + self._patch_bytes()
 
     def _patch_bytes(self) -> int:
         """LoRAs on the device: all of them, or those of two blocks."""
         sizes = sorted((block.nbytes(self.dtype) for block in self._current_patches().values()), reverse=True)
         return sum(sizes if self._policy().mode == "resident" else sizes[:RING])
 
-    def _dequantized_bytes(self) -> int:
-        """Weights in the compute dtype that a block holds at once: q, k and v, or both of the feed-forward."""
-        dim, ffn_dim = self.shape.dim, self.shape.ffn_dim
-        return max(3 * dim * dim, 2 * dim * ffn_dim) * torch.finfo(self.dtype).bits // 8
-
     def _weight_budget(self, policy: Policy, device: torch.device, input_shape: Sequence[int]) -> int:
         if device.type == "cpu":
             return 0
-        activations = int(self._activation_bytes(input_shape) * _BATCHING)
+        activations = self._forward_bytes(input_shape, device)
         store = self.placement.store
         held = store.report.device_bytes if store is not None else 0
-        budget = int(comfy.model_management.get_free_memory(device)) + held - activations - _HEADROOM
+        budget = int(comfy.model_management.get_free_memory(device)) + held - int(activations * _BATCHING) - _HEADROOM
         if policy.vram_bytes:
-            budget = min(budget, policy.vram_bytes - self._activation_bytes(input_shape))
+            budget = min(budget, policy.vram_bytes - activations)
         return budget
 
     def _planned(self, policy: Policy, x: torch.Tensor, budget: int) -> PlannedPeak:
         """What sampling will take, for the memory probe."""
-        activations = self._activation_bytes(x.shape)
+        activations = self._forward_bytes(x.shape, x.device)
         if x.device.type == "cpu":
             return PlannedPeak(0, 0, activations)
-        slot, sizes = self.placement.slot_bytes, self.placement.sizes
-        least = activations + self._rest_bytes() + RING * slot
-        stay = {"stream": 0, "resident": len(sizes[self._expert])}.get(
-            policy.mode, resident_within(budget, slot, RING, len(sizes[self._expert]))
-        )
-        kept = min(self.placement.ram_budget(policy), sum(sum(blocks) for blocks in sizes))
+        slot, count = self.placement.slot_bytes, self.part.num_layers
+        least = activations + self.part.rest_bytes(self.dtype) + RING * slot
+        stay = {"stream": 0, "resident": count}.get(policy.mode, resident_within(budget, slot, RING, count))
+        kept = min(self.placement.ram_budget(policy), slot * sum(part.num_layers for part in self.placement.parts))
         return PlannedPeak(least, least + stay * slot, kept)
-
-    def _rest_bytes(self) -> int:
-        return sum(info.nbytes for name, info in self.checkpoint.tensors.items() if not name.startswith("blocks."))
 
     def _make_room(self, shortage: Shortage) -> None:
         """Models that ComfyUI has left on the device go before anything of this one."""
@@ -237,7 +244,7 @@ class EngineRuntime:
 
     def _reserve(self) -> int:
         """Device bytes that the model's rest and the process need beside what sampling asks for."""
-        return self._rest_bytes() + 2 * _HEADROOM + int(comfy.model_management.extra_reserved_memory())
+        return self.part.rest_bytes(self.dtype) + 2 * _HEADROOM + int(comfy.model_management.extra_reserved_memory())
 
     def _patcher(self) -> Any:
         model = self._model() if self._model is not None else None

@@ -15,8 +15,10 @@ import pytest
 import torch
 from comfy_graphs import Graph, core_model, wanfit_model, watched
 from comfy_names import DEEP, HIGH, HIGH_FP8, HIGH_FP8_PLAIN, HIGH_GGUF, LORA, LOW, TEXT, VAE, is_old, relative_error
+from comfy_required import told_and_planned
 from comfyui_server import PromptFailed, Server, Tree, find_trees, prepare_base
 
+from wanfit.memory.demand import Video
 from wanfit.tiny.layouts import write_plain
 from wanfit.tiny.models import tiny_vae
 
@@ -193,6 +195,12 @@ def test_out_of_memory_tightens_and_then_explains(card: Server) -> None:
     print(f"\n{card.tree.version} {caught.value}")
     assert "budget_exceeded" in str(caught.value) and "length" in str(caught.value)
     assert (sampled(card, HIGH) == sampled(card, HIGH)).all()
+
+
+@pytest.mark.parametrize("file", [HIGH, HIGH_FP8, HIGH_GGUF])
+def test_the_model_asks_for_what_the_plan_says(card: Server, file: str) -> None:
+    told, planned = told_and_planned(card, file, "stream", card=False, video=Video(832, 480, 81, image=True))
+    assert told == planned
 
 
 @pytest.mark.parametrize("left", [0, 64])

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from comfy_graphs import Graph, wanfit_model
-from comfy_names import HIGH, LOW, VAE, relative_error
+from comfy_names import HIGH, HIGH_FP8, HIGH_GGUF, LOW, TI2V, VAE, relative_error
+from comfy_required import told_and_planned
 from comfyui_server import PromptFailed, Server
 from PIL import Image
+
+from wanfit.memory.demand import Video
 
 BEYOND_ANY = 2**20
 """GiB that have to be free: more than any machine has, so that the alarm rings at each block, and is urgent."""
@@ -89,6 +92,23 @@ def test_the_probe_shows_what_was_planned_beside_what_was_measured(run: Any, ser
     assert Image.open(io.BytesIO(picture)).size[0] > 600, "the node shows it without a script of its own"
     first_report = results.entry["outputs"][first[0]]["text"][0]
     assert "before" in first_report
+
+
+@pytest.mark.parametrize(
+    ("file", "video"),
+    [
+        (HIGH, Video(832, 480, 81, image=True)),
+        (HIGH_FP8, Video(1280, 720, 81, image=True, batch=2)),
+        (HIGH_GGUF, Video(832, 480, 33, image=True)),
+        (TI2V, Video(1280, 704, 121, image=False, size_multiple=32)),
+    ],
+    ids=["bf16", "fp8", "gguf", "5b"],
+)
+def test_the_model_asks_comfyui_for_what_the_plan_says(server: Server, file: str, video: Video) -> None:
+    """On this machine, and as on a card: by the plan's terms for it."""
+    for card, policy in ((False, "auto"), (True, "stream"), (True, "auto")):
+        told, planned = told_and_planned(server, file, policy, card=card, video=video)
+        assert told == planned, (card, policy)
 
 
 @pytest.mark.parametrize("release", ["all models", "host cache"])

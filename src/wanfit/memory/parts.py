@@ -123,10 +123,10 @@ class Model:
         return max(part.block_bytes for part in self.transformers)
 
 
-def transformer_part(checkpoint: Checkpoint) -> TransformerPart:
-    """Of an open transformer checkpoint."""
+def transformer_part(checkpoint: Checkpoint, held: Mapping[str, TensorInfo] | None = None) -> TransformerPart:
+    """Of an open transformer checkpoint. `held`: the tensors as they will be, where that is not as they are stored."""
     identity = checkpoint.identity
-    tensors = {name: _tensor(info) for name, info in checkpoint.tensors.items()}
+    tensors = {name: _tensor(info) for name, info in (held or checkpoint.tensors).items()}
     return describe_transformer(
         checkpoint.path.name, identity.variant, tensors, identity.num_heads, identity.out_channels
     )

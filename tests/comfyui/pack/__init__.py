@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 from pathlib import Path
 from typing import ClassVar
@@ -217,8 +219,42 @@ class TestMargin:
         return (model,)
 
 
+class TestMemoryRequired:
+    """What a WanFit MODEL tells ComfyUI that sampling a latent takes, on this machine or on a card that is stated."""
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "run"
+    CATEGORY = "test"
+    OUTPUT_NODE = True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        sizes = {name: ("INT", {"default": 1}) for name in ("batch", "channels", "frames", "height", "width")}
+        return {"required": {"model": ("MODEL",), "card": ("BOOLEAN", {"default": False}), **sizes}}
+
+    def run(self, model, card, batch, channels, frames, height, width):
+        runtime = model.model.wanfit_runtime
+        device = model.load_device
+        if card:
+            stated = dataclasses.replace(
+                runtime.machine(device), device="cuda", dtype=torch.bfloat16, float8=True, fused=True
+            )
+            runtime.machine = lambda device: stated
+        runtime.preparing = model
+        try:
+            machine = runtime.machine(device)
+            required = model.model.memory_required([batch, channels, frames, height, width])
+        finally:
+            runtime.preparing = None
+            vars(runtime).pop("machine", None)
+        told = {name: getattr(machine, name) for name in ("device", "float8", "fused")}
+        told |= {"required": required, "dtype": str(machine.dtype).removeprefix("torch.")}
+        return {"ui": {"text": [json.dumps(told)]}, "result": (model,)}
+
+
 _ALL = (
     TestMargin,
+    TestMemoryRequired,
     TestConditioning,
     TestSaveTensor,
     TestLatent,
