@@ -26,9 +26,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from dit_accuracy import accuracy
+from dit_comfy import Watch
 from dit_comfy_file import write_gguf, write_safetensors
 from dit_peers import PEERS
-from dit_weights import DIM, LAYOUTS, DiskFile, RepeatedFile, as_float32, build, stored_block
+from dit_weights import DIM, LAYOUTS, SIZES, DiskFile, RepeatedFile, build, inputs, stored_block
 from safetensors.torch import load_file
 
 from wanfit.blocks import ATTENTION, ForwardSettings, choose_attention
@@ -36,7 +38,6 @@ from wanfit.blocks.elementwise import PLAIN
 from wanfit.offload import BlockStore, Ladder
 from wanfit.offload.lane import Slot
 
-SIZES = {"480p": (832, 480), "720p": (1280, 720), "1088p": (1920, 1088)}
 GIB = 2**30
 BUS, CLOCK = 55.0, 1.98e9
 """GB/s and Hz of the machine that --throttle slows down (one H200)."""
@@ -54,24 +55,15 @@ sys.stdin.read()
 """
 
 
-def inputs(size: str, frames: int, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    width, height = SIZES[size]
-    generator = torch.Generator(device).manual_seed(7)
+def measure(forward: Callable[[], object], options: argparse.Namespace) -> dict[str, float]:
+    """Best and worst time of `repeat` forwards after one for warming up, or that one; memory of what counts.
 
-    def noise(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, device=device).to(dtype)
-
-    return {
-        "hidden_states": noise(1, 16, (frames - 1) // 4 + 1, height // 8, width // 8),
-        "timestep": torch.tensor([700.0], device=device),
-        "encoder_hidden_states": noise(1, 512, 4096),
-    }
-
-
-def measure(forward: Callable[[], object], repeat: int) -> dict[str, float]:
-    """Best and all times of `repeat` forwards after one for warming up, or that one; memory of what counts."""
+    `used`: of the device, by whatever allocator, in all of them, beyond what the bare CUDA context takes.
+    """
+    repeat = options.repeat
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    options.watch.restart()
     begin = time.perf_counter()
     forward()
     torch.cuda.synchronize()
@@ -91,6 +83,18 @@ def measure(forward: Callable[[], object], repeat: int) -> dict[str, float]:
         "first": first,
         "allocated": torch.cuda.max_memory_allocated() / GIB,
         "reserved": torch.cuda.max_memory_reserved() / GIB,
+        "used": options.watch.peak / GIB,
+    }
+
+
+def resident_set() -> dict[str, float]:
+    """GiB of this process in RAM: its own memory (pinned too), and pages of mapped files. Linux."""
+    status = Path("/proc/self/status")
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines()) if status.exists() else {}
+    return {
+        key: int(lines[name].split()[0]) / 2**20
+        for key, name in (("rss_anon", "RssAnon"), ("rss_file", "RssFile"))
+        if name in lines
     }
 
 
@@ -152,7 +156,7 @@ def ours(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
                 models = [build(store.source(i), ladder, options.blocks, device) for i in range(options.experts)]
                 for size in options.sizes:
                     yield {"engine": "wanfit", "layout": layout, "policy": policy, "size": size} | run_sizes(
-                        options, store, models, inputs(size, options.frames, device, torch.bfloat16)
+                        options, store, models, files, inputs(size, options.frames, device, torch.bfloat16)
                     )
                 del models
             torch.cuda.empty_cache()
@@ -161,22 +165,18 @@ def ours(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
 def open_files(options: argparse.Namespace, block: dict, layout: str) -> list:
     if options.disk is None:
         return [RepeatedFile(block, options.blocks) for _ in range(options.experts)]
-    files = [DiskFile(block, options.blocks, options.disk / f"{layout}.bin") for _ in range(options.experts)]
-    if options.cold:
-        for file in files:
-            file.forget_pages()
-    return files
+    return [DiskFile(block, options.blocks, options.disk / f"{layout}.bin") for _ in range(options.experts)]
 
 
-def run_sizes(options: argparse.Namespace, store: BlockStore, models: list, given: dict) -> dict:
+def run_sizes(options: argparse.Namespace, store: BlockStore, models: list, files: list, given: dict) -> dict:
     def forward_of(model):  # noqa: ANN001, ANN202
         return lambda: model(**given, return_dict=False)[0]
 
     ladder = models[0].ladder
     if options.steps:
-        row = steps(options, [forward_of(model) for model in models])
+        row = steps(options, [forward_of(model) for model in models], files)
     else:
-        row = measure(forward_of(models[0]), options.repeat)
+        row = measure(forward_of(models[0]), options)
     report = store.report
     if options.profile:
         profile(forward_of(models[0]))
@@ -191,6 +191,7 @@ def run_sizes(options: argparse.Namespace, store: BlockStore, models: list, give
         "rungs": ladder.steps,
         "notices": list(report.notices),
         "kernels": elementwise_name(ladder.settings),
+        **resident_set(),
     }
 
 
@@ -200,13 +201,19 @@ def elementwise_name(settings: ForwardSettings) -> str:
     return (settings.elementwise or elementwise_for(torch.device("cuda", 0), torch.bfloat16)).name
 
 
-def steps(options: argparse.Namespace, forwards: list) -> dict:
-    """Runs over several experts, each an equal share of the steps; a second round shows the switch back."""
+def steps(options: argparse.Namespace, forwards: list, files: list) -> dict:
+    """Runs over several experts, each an equal share of the steps; a second round shows the switch back.
+
+    The experts share one file, so with --cold it is dropped from the system's cache before each expert's turn.
+    """
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    options.watch.restart()
     times, held = [], []
     for _ in range(options.rounds):
-        for forward in forwards:
+        for forward, file in zip(forwards, files, strict=True):
+            if options.cold:
+                file.forget_pages()
             for _ in range(options.steps // len(forwards)):
                 begin = time.perf_counter()
                 forward()
@@ -221,6 +228,7 @@ def steps(options: argparse.Namespace, forwards: list) -> dict:
         "held": held,
         "allocated": torch.cuda.max_memory_allocated() / GIB,
         "reserved": torch.cuda.max_memory_reserved() / GIB,
+        "used": options.watch.peak / GIB,
     }
 
 
@@ -234,58 +242,12 @@ def profile(forward: Callable[[], object]) -> None:
     print(result.key_averages().table(sort_by="cuda_time_total", row_limit=22, max_name_column_width=70))
 
 
-def accuracy(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
-    """Relative error of one forward at few tokens, against float32 on the same weights."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-
-    def run(block: dict, settings: ForwardSettings, dtype: torch.dtype) -> torch.Tensor:
-        with BlockStore([RepeatedFile(block, options.blocks)], device, policy="stream") as store:
-            model = build(store.source(), Ladder(settings, store), options.blocks, device)
-            if dtype == torch.float32:
-                model.float()
-            given = inputs("480p", 5, device, dtype)
-            given["hidden_states"] = given["hidden_states"].to(torch.bfloat16).to(dtype)
-            given["encoder_hidden_states"] = given["encoder_hidden_states"].to(torch.bfloat16).to(dtype)
-            return model(**given, return_dict=False)[0].double()
-
-    def error(value: torch.Tensor, reference: torch.Tensor) -> float:
-        return float((value - reference).norm() / reference.norm())
-
-    def row(engine: str, layout: str, value: float) -> dict:
-        size = f"480p x 5, {options.blocks} blocks"
-        return {"engine": engine, "layout": layout, "size": size, "error": value}
-
-    plain = ForwardSettings(chunk_tokens=4096, float8_matmul=False, elementwise=PLAIN)
-    variants = {
-        "plain": plain,
-        "fused": ForwardSettings(chunk_tokens=4096, float8_matmul=False),
-        "fused, packed": ForwardSettings(chunk_tokens=4096, float8_matmul=False, packed_attention=True),
-        "fused, float8": ForwardSettings(chunk_tokens=4096),
-        "fused, float8, packed": ForwardSettings(chunk_tokens=4096, packed_attention=True),
-    }
-    for layout in options.layouts:
-        block = stored_block(layout, device)
-        reference = run(as_float32(block), plain, torch.float32)
-        for name, settings in variants.items():
-            if "float8" not in name or layout == "fp8_scaled":
-                yield row(f"wanfit {name}", layout, error(run(block, settings, torch.bfloat16), reference))
-    if options.peers:
-        original = run(as_float32(stored_block("bf16", device)), plain, torch.float32)
-        for name in options.peers:
-            peer = PEERS[name](options.blocks, device)
-            value = peer(**inputs("480p", 5, device, torch.bfloat16), return_dict=False)[0].double()
-            yield row(f"diffusers {name}", "bf16", error(value, original))
-            del peer, value
-        ours8 = run(stored_block("fp8_scaled", device), ForwardSettings(chunk_tokens=4096), torch.bfloat16)
-        yield row("wanfit fused, float8", "fp8_scaled, against the bf16 weights", error(ours8, original))
-
-
 def peers(options: argparse.Namespace, device: torch.device) -> Iterator[dict]:
     for name in options.peers:
         model = PEERS[name](options.blocks, device)
         for size in options.peer_sizes or options.sizes:
             given = inputs(size, options.frames, device, torch.bfloat16)
-            row = measure(partial(model, **given, return_dict=False), options.repeat)
+            row = measure(partial(model, **given, return_dict=False), options)
             yield {"engine": f"diffusers {name}", "layout": "bf16", "policy": name, "size": size} | row
         del model
         torch.cuda.empty_cache()
@@ -330,8 +292,8 @@ def in_comfy(options: argparse.Namespace, file: Path, size: str, engine: str, ar
 
 def table(rows: list[dict]) -> str:
     head = ("engine", "layout", "policy", "size", "seconds", "worst", "first", "allocated", "reserved", "resident",
-            "copy_gb_s", "block_ms", "error", "used", "dynamic_vram", "times", "held", "rungs", "notices",
-            "failure")  # fmt: skip
+            "copy_gb_s", "block_ms", "error", "used", "rss_anon", "rss_file", "dynamic_vram", "times", "held",
+            "rungs", "notices", "failure")  # fmt: skip
 
     def text(value: object) -> str:
         if isinstance(value, list):
@@ -360,7 +322,7 @@ def main() -> None:
     parser.add_argument("--ram-gib", type=float, default=32, help="host memory for blocks")
     parser.add_argument("--vram-gib", type=float, help="device memory for blocks")
     parser.add_argument("--disk", type=Path, help="folder for a real file that the blocks of all experts are read from")
-    parser.add_argument("--cold", action="store_true", help="with --disk: drop the files from the system's cache")
+    parser.add_argument("--cold", action="store_true", help="with --disk --steps: the files are not in RAM")
     parser.add_argument("--throttle", type=float, help="GB/s of the bus")
     parser.add_argument("--free-gib", type=float, help="device memory that a second process leaves free")
     parser.add_argument("--experts", type=int, default=1)
@@ -377,14 +339,17 @@ def main() -> None:
         raise SystemExit("this benchmark needs a CUDA device")
     device = torch.device("cuda", 0)
     rows: list[dict] = []
-    choice = choose_attention(options.attention, device, torch.bfloat16, 128, 16384)
-    options.backend = choice.backend
-    print(f"attention {choice}")
     with torch.inference_mode(), only_free(options.free_gib):
+        options.watch = Watch()
+        options.watch.start()
+        choice = choose_attention(options.attention, device, torch.bfloat16, 128, 16384)
+        options.backend = choice.backend
+        print(f"attention {choice}", flush=True)
         for part in (accuracy,) if options.accuracy else (ours, peers, comfy):
             for row in part(options, device):
                 rows.append(row)
                 print(table(rows[-1:]).splitlines()[-1], flush=True)
+        options.watch.end()
     print(table(rows))
     now = datetime.now(timezone.utc)
     out = options.out or MEASUREMENTS / f"dit-{now:%Y%m%d-%H%M%S}.json"

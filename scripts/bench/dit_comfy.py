@@ -38,6 +38,10 @@ class Watch(threading.Thread):
         while not self._ended.wait(0.01):
             self.peak = max(self.peak, self._used() - self.before)
 
+    def restart(self) -> None:
+        """Forget what was seen so far; what was before stays the same."""
+        self.peak = 0
+
     def end(self) -> float:
         self._ended.set()
         self.join()

@@ -1,9 +1,10 @@
-"""Random weights of the 14B transformer in a layout of a real file: one block's bytes, used for all blocks."""
+"""Random weights of the 14B transformer in a layout of a real file, and random inputs for it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from wanfit.offload.layout import BlockLayout
 from wanfit.pipeline.transformer import LeanTransformer
 from wanfit.quant import StoredWeight, dequantize
 
+SIZES = {"480p": (832, 480), "720p": (1280, 720), "1088p": (1920, 1088)}
 DIM, FFN, HEADS = 5120, 13824, 40
 LAYOUTS = ("bf16", "fp8_scaled", "q8_0", "q4_k", "q5_k", "q6_k")
 SHAPE = BlockShape(DIM, HEADS, FFN)
@@ -36,14 +38,28 @@ _HALVES = {
 }
 
 
+def inputs(size: str, frames: int, device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    width, height = SIZES[size]
+    generator = torch.Generator(device).manual_seed(7)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, device=device).to(dtype)
+
+    return {
+        "hidden_states": noise(1, 16, (frames - 1) // 4 + 1, height // 8, width // 8),
+        "timestep": torch.tensor([700.0], device=device),
+        "encoder_hidden_states": noise(1, 512, 4096),
+    }
+
+
 def linear_shapes() -> dict[str, tuple[int, int]]:
     square = {f"{part}_attn.{name}.weight": (DIM, DIM) for part in ("self", "cross") for name in "qkvo"}
     return square | {"ffn.0.weight": (FFN, DIM), "ffn.2.weight": (DIM, FFN)}
 
 
-def base_block(device: torch.device) -> dict[str, torch.Tensor]:
+def base_block(device: torch.device, seed: int = 0) -> dict[str, torch.Tensor]:
     """float32 values of one block, drawn on `device`: linears N(0, 0.02), the rest as a trained file has them."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     linears = {name: torch.randn(shape, device=device) * 0.02 for name, shape in linear_shapes().items()}
     rest: dict[str, torch.Tensor] = {}
     for name, (out, _) in linear_shapes().items():
@@ -57,20 +73,25 @@ def base_block(device: torch.device) -> dict[str, torch.Tensor]:
     return linears | rest
 
 
-def stored_block(layout: str, device: torch.device) -> dict[str, StoredWeight]:
+def stored_block(layout: str, device: torch.device, seed: int = 0) -> dict[str, StoredWeight]:
     """The block in a layout, on the CPU: bf16; fp8 with one scale a linear; GGUF blocks of random bits."""
+    return {name: weight.to("cpu") for name, weight in drawn_block(layout, device, seed).items()}
+
+
+def drawn_block(layout: str, device: torch.device, seed: int) -> dict[str, StoredWeight]:
+    """The same on `device`."""
     block: dict[str, StoredWeight] = {}
-    for name, value in base_block(device).items():
+    for name, value in base_block(device, seed).items():
         if value.ndim != 2 or layout == "bf16":
             wide = name.startswith(("modulation", "norm3")) and layout != "bf16"
             dtype = torch.float32 if wide else torch.bfloat16
-            block[name] = StoredWeight("f32" if wide else "bf16", tuple(value.shape), value.to("cpu", dtype))
+            block[name] = StoredWeight("f32" if wide else "bf16", tuple(value.shape), value.to(dtype))
         elif layout == "fp8_scaled":
             scale = value.abs().max() / 448
-            data = (value / scale).to(torch.float8_e4m3fn).cpu()
-            block[name] = StoredWeight("f8_e4m3", tuple(value.shape), data, {"scale": scale.cpu()})
+            data = (value / scale).to(torch.float8_e4m3fn)
+            block[name] = StoredWeight("f8_e4m3", tuple(value.shape), data, {"scale": scale})
         else:
-            block[name] = StoredWeight(layout, tuple(value.shape), _random_blocks(layout, *value.shape))
+            block[name] = StoredWeight(layout, tuple(value.shape), _random_blocks(layout, *value.shape).to(device))
     return block
 
 
@@ -86,6 +107,22 @@ def _random_blocks(layout: str, rows: int, columns: int) -> torch.Tensor:
 def as_float32(block: Mapping[str, StoredWeight]) -> dict[str, StoredWeight]:
     """The same values as stored, in float32."""
     return {k: StoredWeight("f32", w.shape, dequantize(w, torch.float32)) for k, w in block.items()}
+
+
+class DrawnBlocks:
+    """`WeightSource` of different blocks, each drawn on the device from its own seed when its turn comes.
+
+    Args:
+        exact: the stored values, in float32.
+    """
+
+    def __init__(self, layout: str, device: torch.device, *, exact: bool = False) -> None:
+        self._layout, self._device, self._exact = layout, device, exact
+
+    @contextmanager
+    def onload(self, index: int) -> Iterator[Mapping[str, StoredWeight]]:
+        block = drawn_block(self._layout, self._device, index)
+        yield as_float32(block) if self._exact else block
 
 
 class RepeatedFile:

@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
-from dit import GIB, MEASUREMENTS, SIZES, inputs
-from dit_weights import LAYOUTS, RepeatedFile, build, linear_shapes, stored_block
+from dit import GIB, MEASUREMENTS
+from dit_weights import LAYOUTS, SIZES, RepeatedFile, build, inputs, linear_shapes, stored_block
 
 from wanfit.blocks import ATTENTION, BlockPatches, ForwardSettings, LowRank, choose_attention, projection
 from wanfit.offload import BlockStore, Ladder, PatchStore
