@@ -55,10 +55,10 @@ def block_forward(
     batch, tokens, _ = hidden_states.shape
     device, dtype = hidden_states.device, hidden_states.dtype
     float8 = float8_units(device) if settings.float8_matmul is None else settings.float8_matmul
-    block = BlockWeights(weights, dtype, adapters, float8=float8, rows=batch * tokens)
+    parts = settings.elementwise or elementwise_for(device, dtype)
+    block = BlockWeights(weights, dtype, adapters, float8=float8, rows=batch * tokens, quantize=parts.quantize)
     mod = BlockModulation(block.tensor("modulation", torch.float32), modulation, batch, tokens)
     spans = [(i, min(i + settings.chunk_tokens, tokens)) for i in range(0, tokens, settings.chunk_tokens)]
-    parts = settings.elementwise or elementwise_for(device, dtype)
     work = _Work(hidden_states, block, shape, settings, mod, spans, parts)
 
     work.self_attention(rotary_emb)

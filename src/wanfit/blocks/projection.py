@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 
 from ..errors import CheckpointError
 from ..quant import dequantize
-from ..quant.float8_matmul import Float8LowRank, Float8Rows, matmul, quantize_low_rank, takes_float8
+from ..quant.float8_matmul import Float8Rows, matmul, quantize_rows, takes_float8
 from ..quant.weight import StoredWeight
 from .adapter import LowRank
+from .float8_adapter import Float8LowRank, in_float8
 from .product import Product
 
 
@@ -25,6 +26,7 @@ class BlockWeights:
         adapters: LoRAs by the name of their linear: `self_attn.q`, `ffn.0` ...
         float8: multiply in float8 where the stored weight is one.
         rows: of the inputs of its linears, unless said otherwise.
+        quantize: (B, C, dim) to float8.
     """
 
     def __init__(
@@ -35,12 +37,14 @@ class BlockWeights:
         *,
         float8: bool = False,
         rows: int = 1,
+        quantize: Callable[[torch.Tensor], Float8Rows] = quantize_rows,
     ) -> None:
         self._weights = weights
         self._dtype = dtype
         self._adapters = adapters or {}
         self._float8 = float8 and dtype.itemsize == 2
         self._rows = rows
+        self._quantize = quantize
 
     def _stored(self, name: str) -> StoredWeight:
         if name not in self._weights:
@@ -57,17 +61,19 @@ class BlockWeights:
         is then added into the copy where that is less work than beside each row.
         """
         stored = [self._stored(f"{name}.weight") for name in names]
-        float8 = self._float8 and all(takes_float8(weight) for weight in stored)
+        if self._float8 and all(takes_float8(weight) for weight in stored):
+            loras = in_float8([self._adapters.get(name, ()) for name in names], self._dtype, self._quantize)
+            return tuple(
+                Projection(weight, self.tensor(f"{name}.bias"), float8_lora=lora)
+                for name, weight, lora in zip(names, stored, loras, strict=True)
+            )
         return tuple(
-            self._projection(name, weight, float8, self._rows if rows is None else rows)
+            self._dequantised(name, weight, self._rows if rows is None else rows)
             for name, weight in zip(names, stored, strict=True)
         )
 
-    def _projection(self, name: str, stored: StoredWeight, float8: bool, rows: int) -> Projection:
+    def _dequantised(self, name: str, stored: StoredWeight, rows: int) -> Projection:
         adapters, bias = self._adapters.get(name, ()), self.tensor(f"{name}.bias")
-        if float8:
-            lora = _in_float8(adapters, self._dtype) if adapters else None
-            return Projection(stored, bias, float8_lora=lora)
         matrix = dequantize(stored, self._dtype)
         if not adapters or not _merging_is_less(matrix, rows):
             return Projection(matrix, bias, adapters)
@@ -76,10 +82,6 @@ class BlockWeights:
             matrix = adapter.merged_into(matrix, in_place=own)
             own = True
         return Projection(matrix, bias)
-
-
-def _in_float8(adapters: Sequence[LowRank], dtype: torch.dtype) -> Float8LowRank:
-    return quantize_low_rank([a.down for a in adapters], [a.up for a in adapters], [a.scale for a in adapters], dtype)
 
 
 def _merging_is_less(matrix: torch.Tensor, rows: int) -> bool:

@@ -8,8 +8,7 @@ the one with one scale for each operand, which every card with float8 units and 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -32,10 +31,25 @@ class Float8Rows:
 
     data: torch.Tensor
     scale: torch.Tensor
+    _products: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor], repr=False, compare=False)
 
     def to(self, dtype: torch.dtype) -> torch.Tensor:
         """The values."""
         return self.data.to(dtype).mul_((self.scale / LARGEST).to(dtype).unsqueeze(-1))
+
+    def times(self, matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """data @ matrix.T / 448, flat: (rows, len(matrix)). Computed once, and kept as long as these rows.
+
+        Args:
+            matrix: (N, K) float8_e4m3fn that lives as long as these rows; K and N are multiples of 16.
+            dtype: 16 bit.
+        """
+        known = self._products.get(id(matrix))
+        if known is None:
+            one, unit = (_constant(value, self.data.device) for value in (1.0, 1.0 / LARGEST))
+            known = _scaled_mm(self.data, matrix, unit, one, dtype)
+            self._products[id(matrix)] = known
+        return known
 
 
 def quantize_rows(x: torch.Tensor) -> Float8Rows:
@@ -76,46 +90,23 @@ def matmul(x: Float8Rows, weight: StoredWeight, dtype: torch.dtype) -> torch.Ten
     unit = _constant(1.0 / LARGEST, x.data.device)
     scale = weight.params.get("scale")
     factor = _constant(1.0, x.data.device) if scale is None else scale.to(torch.float32).reshape(())
-    flat = x.data.reshape(-1, x.data.shape[-1])
-    product = torch._scaled_mm(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        flat, weight.data.t(), scale_a=unit, scale_b=factor, out_dtype=dtype, use_fast_accum=True
-    )
-    return product.view(*x.data.shape[:-1], weight.shape[0])
+    return _scaled_mm(x.data, weight.data, unit, factor, dtype, fast=True).view(*x.data.shape[:-1], weight.shape[0])
 
 
-@dataclass(frozen=True)
-class Float8LowRank:
-    """LoRAs of one linear, all in one: their `down` in float8, with the scales of its rows moved into `up`.
-
-    Args:
-        down: (rank, in) float8_e4m3fn. up: (out, rank), 16 bit; rank is a multiple of 16.
-    """
-
-    down: torch.Tensor
-    up: torch.Tensor
-
-    def add_to(self, output: torch.Tensor, x: Float8Rows) -> None:
-        """Add to `output` (..., out), which is without the scales of x's rows, as `matmul` gives it."""
-        unit = _constant(1.0 / LARGEST, x.data.device)
-        inner = torch._scaled_mm(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-            x.data.reshape(-1, x.data.shape[-1]), self.down.t(), scale_a=unit, scale_b=unit, out_dtype=self.up.dtype
-        )
-        output.view(-1, output.shape[-1]).addmm_(inner, self.up.t())
-
-
-def quantize_low_rank(
-    downs: Sequence[torch.Tensor], ups: Sequence[torch.Tensor], scales: Sequence[float], dtype: torch.dtype
-) -> Float8LowRank:
-    """sum of scale * up @ down, for `Float8Rows`. Relative error 3e-2 of what the LoRAs add, as the product itself.
-
-    Args:
-        downs: (rank, in) each. ups: (out, rank) each.
-    """
-    rank = sum(len(down) for down in downs)
-    missing = -rank % 16
-    rows = quantize_rows(torch.nn.functional.pad(torch.cat([down.to(dtype) for down in downs]), (0, 0, 0, missing)))
-    up = torch.cat([up.float() * scale for up, scale in zip(ups, scales, strict=True)], dim=1)
-    return Float8LowRank(rows.data, (torch.nn.functional.pad(up, (0, missing)) * rows.scale).to(dtype))
+def _scaled_mm(
+    x: torch.Tensor,
+    matrix: torch.Tensor,
+    scale_x: torch.Tensor,
+    scale_matrix: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    fast: bool = False,
+) -> torch.Tensor:
+    """(rows, len(matrix)); fast: sums are not widened on the way, on cards that do that (Hopper)."""
+    return torch._scaled_mm(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        x.reshape(-1, x.shape[-1]), matrix.t(), scale_a=scale_x, scale_b=scale_matrix, out_dtype=dtype,
+        use_fast_accum=fast,
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=16)

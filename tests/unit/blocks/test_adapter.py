@@ -9,9 +9,10 @@ import torch
 from wan_blocks import TEXT_TOKENS, block_weights, relative_error, shape_of, tiny_transformer
 
 from wanfit.blocks import ForwardSettings, LowRank, block_forward
+from wanfit.blocks.float8_adapter import in_float8
 from wanfit.blocks.projection import BlockWeights
 from wanfit.quant import StoredWeight, dequantize
-from wanfit.quant.float8_matmul import quantize_low_rank, quantize_rows
+from wanfit.quant.float8_matmul import quantize_rows
 
 LINEARS = [f"{part}.{name}" for part in ("self_attn", "cross_attn") for name in "qkvo"] + ["ffn.0", "ffn.2"]
 
@@ -113,16 +114,39 @@ def test_beside_the_rows_and_in_the_matrix_are_the_same(monkeypatch: pytest.Monk
     assert relative_error(linear(x).value(), expected) < 1e-6
 
 
-@pytest.mark.parametrize("ranks", [(16,), (5, 20), (1,)])
-def test_float8_linears_read_their_loras_in_float8(ranks: tuple[int, ...]) -> None:
-    """Any rank; several in one; the error is that of the float8 product itself (3.5e-2 measured)."""
+@pytest.mark.parametrize("ranks", [((16,),), ((5, 20), (), (16,)), ((), (1,))])
+def test_float8_linears_read_their_loras_in_float8(ranks: tuple[tuple[int, ...], ...], monkeypatch) -> None:
+    """Any rank; several in one linear, several linears of one input: one product for all their `down`.
+
+    The error is that of the float8 product itself (3.5e-2 measured).
+    """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 30, 512, generator=generator).bfloat16()
-    downs = [torch.randn(rank, 512, generator=generator) * 0.1 for rank in ranks]
-    ups = [torch.randn(256, rank, generator=generator) for rank in ranks]
-    scales = [0.5, -2.0][: len(ranks)]
+    linears = [
+        [
+            LowRank(
+                torch.randn(rank, 512, generator=generator) * 0.1, torch.randn(256, rank, generator=generator), scale
+            )
+            for rank, scale in zip(some, (0.5, -2.0), strict=False)
+        ]
+        for some in ranks
+    ]
+    products: list[int] = []
+    scaled_mm = torch._scaled_mm
+
+    def counted(a: torch.Tensor, b: torch.Tensor, **options: object) -> torch.Tensor:
+        products.append(b.shape[1])
+        return scaled_mm(a, b, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", counted)
     rows = quantize_rows(x)
-    product = torch.zeros(2, 30, 256, dtype=torch.bfloat16)
-    quantize_low_rank(downs, ups, scales, torch.bfloat16).add_to(product, rows)
-    expected = sum(s * x.float() @ d.T @ u.T for s, d, u in zip(scales, downs, ups, strict=True))
-    assert relative_error(product.float() * rows.scale.unsqueeze(-1), expected) < 5e-2
+    loras = in_float8(linears, torch.bfloat16)
+    for adapters, lora in zip(linears, loras, strict=True):
+        assert (lora is None) == (not adapters)
+        if lora is None:
+            continue
+        result = torch.zeros(2, 30, 256, dtype=torch.bfloat16)
+        lora.add_to(result, rows)
+        expected = sum(a.scale * x.float() @ a.down.T @ a.up.T for a in adapters)
+        assert relative_error(result.float() * rows.scale.unsqueeze(-1), expected) < 5e-2
+    assert products == [sum(-(-sum(some) // 16) * 16 for some in ranks)], "one product for all"
