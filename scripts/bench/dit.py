@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -364,7 +365,10 @@ def main() -> None:
         "dim": DIM,
         "attention": choice.name,
         "attention_seconds": choice.seconds,
-        "attention_measured": [dataclasses.asdict(tried) for tried in choice.measured],
+        "attention_measured": [
+            {key: value for key, value in dataclasses.asdict(tried).items() if value not in ("", math.inf)}
+            for tried in choice.measured
+        ],
         "rows": rows,
     }
     out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

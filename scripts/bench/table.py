@@ -1,4 +1,4 @@
-"""The README's tables of one forward of the 14B transformer and of the decode, from the files in docs/measurements.
+"""The README's tables of one forward of the 14B transformer and of the VAE, from the files in docs/measurements.
 
 python scripts/dev.py bench table          writes them between the README's markers
 python scripts/dev.py bench table --check  ends with 1 when the README says something else
@@ -27,23 +27,39 @@ class Line(NamedTuple):
     text: str
     labels: tuple[str, ...]
     row: Mapping[str, str]
+    memory: str = "allocated"
 
 
 def _ours(layout: str, **more: str) -> dict[str, str]:
     return {"engine": "wanfit", "layout": layout} | more
 
 
+_COMFY = ("comfy_12gib_480p", "comfy_12gib_720p")
+
 LINES = (
     Line("diffusers, bf16, all on the card", ("diffusers_480p", "diffusers_720p"), {"engine": "diffusers resident"}),
     Line("diffusers, bf16, group offload with a stream", ("peers",), {"engine": "diffusers group"}),
     Line("diffusers, layerwise fp8 and group offload", ("peers",), {"engine": "diffusers fp8_group"}),
-    Line("ComfyUI 0.33.0, fp8_scaled, dynamic VRAM, 12 GiB free", ("peers",), {"engine": "ComfyUI"}),
     Line("**WanFit**, fp8_scaled, stream", ("stream",), _ours("fp8_scaled")),
     Line("**WanFit**, fp8_scaled, stream, q, k, v packed in 8 bits", ("packed",), _ours("fp8_scaled")),
     Line("**WanFit**, fp8_scaled, all on the card", ("stream_resident_480p",), _ours("fp8_scaled", policy="resident")),
     Line("**WanFit**, GGUF Q4_K, stream", ("gguf",), _ours("q4_k")),
     Line("**WanFit**, bf16, stream", ("bf16_q4k_480p",), _ours("bf16")),
     Line("**WanFit**, fp8_scaled, two experts on a card with 8 GiB", ("card_8gib_two_experts",), _ours("fp8_scaled")),
+    *(
+        Line(
+            f"{engine}, {name}, in ComfyUI 0.33.0 on a card with 12 GiB",
+            _COMFY,
+            {"engine": key, "layout": layout},
+            "used",
+        )
+        for engine, key, layout, name in (
+            ("ComfyUI's own model", "ComfyUI", "fp8_scaled", "fp8_scaled"),
+            ("**WanFit**", "WanFit in ComfyUI", "fp8_scaled", "fp8_scaled"),
+            ("ComfyUI-GGUF", "ComfyUI-GGUF", "q4_k", "GGUF Q4_K"),
+            ("**WanFit**", "WanFit in ComfyUI", "q4_k", "GGUF Q4_K"),
+        )
+    ),
 )
 
 
@@ -54,7 +70,7 @@ def runs(folder: Path = MEASUREMENTS) -> dict[str, dict]:
 
 
 def table(known: Mapping[str, dict]) -> str:
-    """Seconds of one forward, and the most device memory that PyTorch had allocated (of ComfyUI: in use).
+    """Seconds of one forward, and the most device memory that PyTorch had allocated; in ComfyUI: that was in use.
 
     A line that nothing was measured for is left out.
     """
@@ -76,13 +92,13 @@ def _cell(known: Mapping[str, dict], line: Line, size: str) -> str:
             if row["size"] == size and all(row.get(key) == value for key, value in line.row.items()):
                 if row.get("seconds") is None:
                     return row.get("failure", "failed").partition(":")[0]
-                memory = row.get("used") or row["allocated"] - run.get("held_by_benchmark_gib", 0.0)
-                return f"{row['seconds']:.2f} s, {memory:.1f} GiB"
+                memory = row[line.memory] - run.get("held_by_benchmark_gib", 0.0)
+                return f"{row['seconds']:.2f} s, {memory:.1f} GiB{' in use' if line.memory == 'used' else ''}"
     return ""
 
 
-def decodes(folder: Path = MEASUREMENTS) -> dict[tuple[str, str], dict]:
-    """Decodes by how and case, ours by their budget; the last of a kind wins."""
+def passes(folder: Path = MEASUREMENTS) -> dict[tuple[str, str], dict]:
+    """Decodes and encodes by how and case, ours by their budget; the last of a kind wins."""
     found: dict[tuple[str, str], dict] = {}
     for path in sorted(folder.glob("vae_h200_*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -92,26 +108,28 @@ def decodes(folder: Path = MEASUREMENTS) -> dict[tuple[str, str], dict]:
     return found
 
 
-def decode_table(known: Mapping[tuple[str, str], dict]) -> str:
-    """Seconds of a decode, and the most device memory allocated."""
-    lines = [f"| decode | {' | '.join(CASES.values())} |", f"|---|{'---|' * len(CASES)}"]
-    lines += [
-        f"| {text} | {' | '.join(_decode_cell(known.get((how, case))) for case in CASES)} |"
-        for text, how in (
-            ("diffusers, untiled", "diffusers"),
-            ("diffusers, tiled (another picture)", "diffusers tiling"),
-            *((f"**WanFit** within {budget} GiB", f"wanfit in {budget} GiB") for budget in (1, 2, 3, 4)),
-        )
-    ]
+def vae_table(what: str, suffix: str, known: Mapping[tuple[str, str], dict]) -> str:
+    """Seconds of a pass, and the most device memory allocated. What was not measured is left out."""
+    ways = {
+        "diffusers, untiled": f"diffusers{suffix}",
+        "diffusers, tiled (another picture)": f"diffusers tiling{suffix}",
+    } | {f"**WanFit** within {budget} GiB": f"wanfit{suffix} in {budget} GiB" for budget in (1, 2, 3, 4)}
+    cases = [case for case in CASES if any((how, case) in known for how in ways.values())]
+    lines = [f"| {what} | {' | '.join(CASES[case] for case in cases)} |", f"|---|{'---|' * len(cases)}"]
+    for text, how in ways.items():
+        cells = [_pass_cell(known.get((how, case))) for case in cases]
+        if any(cells):
+            lines.append(f"| {text} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _decode_cell(row: dict | None) -> str:
+def _pass_cell(row: dict | None) -> str:
     return "" if row is None else f"{row['time_s']:.2f} s, {row['peak_bytes'] / GIB:.2f} GiB"
 
 
-def both() -> str:
-    return table(runs()) + "\n" + decode_table(decodes())
+def all_tables() -> str:
+    known = passes()
+    return "\n".join([table(runs()), vae_table("decode", "", known), vae_table("encode", " encode", known)])
 
 
 def replaced(text: str, made: str) -> str:
@@ -128,11 +146,11 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     text = README.read_text(encoding="utf-8")
-    wanted = replaced(text, both())
+    wanted = replaced(text, all_tables())
     if options.check:
         raise SystemExit(int(text != wanted))
     README.write_text(wanted, encoding="utf-8")
-    print(both())
+    print(all_tables())
 
 
 if __name__ == "__main__":

@@ -22,17 +22,19 @@ def bench() -> ModuleType:
 
 def test_readme_holds_the_tables_of_the_stored_measurements(bench: ModuleType):
     text = bench.README.read_text(encoding="utf-8")
-    made = bench.both()
+    made = bench.all_tables()
     assert made.count("\n") > 14
     assert bench.replaced(text, made) == text, "run: python scripts/dev.py bench table"
 
 
 def test_memory_that_the_benchmark_held_does_not_count_and_failures_are_named(bench: ModuleType):
     rows = [{"engine": "wanfit", "layout": "fp8_scaled", "size": "480p", "seconds": 2.0, "allocated": 4.0}]
-    failed = [{"engine": "ComfyUI", "size": "720p", "seconds": None, "failure": "out of memory: CUDA"}]
-    made = bench.table({"stream": {"rows": rows, "held_by_benchmark_gib": 1.5}, "peers": {"rows": failed}})
+    failed = [
+        {"engine": "ComfyUI", "layout": "fp8_scaled", "size": "720p", "seconds": None, "failure": "out of memory: C"}
+    ]
+    made = bench.table({"stream": {"rows": rows, "held_by_benchmark_gib": 1.5}, "comfy_12gib_720p": {"rows": failed}})
     assert "2.00 s, 2.5 GiB" in made
-    assert "out of memory |" in made and "CUDA" not in made
+    assert "out of memory |" in made and ": C" not in made
 
 
 def test_a_readme_without_markers_is_refused(bench: ModuleType):
