@@ -18,8 +18,11 @@ from wanfit.blocks.heads import PackedHeads
 from wanfit.quant import StoredWeight, dequantize
 from wanfit.quant.float8_matmul import matmul, quantize_rows, takes_float8
 
-GRID = (3, 4, 5)
-TOKENS = 60
+GRID = (2, 3, 4)
+TOKENS = 24  # two chunks
+CONTEXT = 16
+"""Text tokens, as ComfyUI gives them: PyTorch multiplies float8 on the CPU at 30 million products a second."""
+
 
 
 def as_scaled_f8(weight: StoredWeight) -> StoredWeight:
@@ -31,12 +34,12 @@ def as_scaled_f8(weight: StoredWeight) -> StoredWeight:
 @pytest.fixture(scope="module")
 def block():
     torch.manual_seed(0)
-    model = tiny_transformer(torch.bfloat16)
+    model = tiny_transformer(torch.bfloat16, ffn_dim=256)
     weights = block_weights(model.blocks[0])
     stored = {name: as_scaled_f8(weight) if len(weight.shape) == 2 else weight for name, weight in weights.items()}
     shape = shape_of(model)
     inputs = {
-        "context": torch.randn(1, TEXT_TOKENS, shape.dim).bfloat16(),
+        "context": torch.randn(1, CONTEXT, shape.dim).bfloat16(),
         "modulation": torch.randn(1, 6, shape.dim).bfloat16(),
         "rotary_emb": model.rope(torch.empty(1, 16, GRID[0], 2 * GRID[1], 2 * GRID[2])),
     }
