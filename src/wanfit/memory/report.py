@@ -20,12 +20,14 @@ def plan_lines(plan: Plan) -> list[str]:
     video, machine = plan.video, plan.machine
     lines = [
         f"{video.width}x{video.height}, {video.num_frames} frames ({video.tokens:,} tokens), "
-        f"{str(machine.dtype).removeprefix('torch.')}",
+        f"{str(machine.dtype).removeprefix('torch.')}"
+        + (f", {video.batch} videos at a time" if video.batch > 1 else "")
+        + (", q, k and v packed in 8 bits" if plan.packed_attention else ""),
         _room("VRAM", machine.vram, machine.vram_taken) if machine.device == "cuda" else "VRAM: none, on the CPU",
         _room("RAM", machine.ram, machine.ram_taken),
         "",
     ]
-    rows = [("stage", "VRAM needed", "VRAM used", "RAM", "files in place")]
+    rows = [("stage", "VRAM needed", "VRAM at most", "RAM", "files in place")]
     for stage in plan.stages:
         cuda = machine.device == "cuda"
         rows.append(
@@ -47,7 +49,7 @@ def plan_lines(plan: Plan) -> list[str]:
             shown = [f"{cause} {nbytes / GIB:.2f}" for cause, nbytes in ordered[:_SHOWN]]
             rest = sum(nbytes for _, nbytes in ordered[_SHOWN:])
             if kind == "VRAM" and stage.optional:
-                shown.append(f"up to {plan.resident} blocks that stay {stage.optional / GIB:.2f}")
+                shown.append(f"{_staying(plan)} {stage.optional / GIB:.2f}")
             shown += [f"other {rest / GIB:.2f}"] if rest else []
             lines.append(f"{stage.name}, {kind} GiB: {', '.join(shown)}")
     lines += ["", *_traffic(plan), f"verdict: {plan.verdict}{f' ({plan.reason})' if plan.reason else ''}"]
@@ -62,7 +64,7 @@ def plan_line(plan: Plan) -> str:
     room = plan.machine.vram if kind == "VRAM" else plan.machine.ram
     said = f"plan: {plan.verdict}; {most} needs most: {_gib(needs[most])} of {_gib(room)} {kind}"
     if plan.resident:
-        said += f", up to {plan.resident} blocks stay on the device"
+        said += f", {_staying(plan)} on the device"
     return f"{said}, {plan.chunk_tokens} tokens at a time" + (f"; {plan.reason}" if plan.reason else "")
 
 
@@ -114,11 +116,19 @@ def _room(name: str, room: int, taken: Mapping[str, int]) -> str:
     return f"{name}: {room / GIB:.2f} GiB for the run{beside}"
 
 
+def _staying(plan: Plan) -> str:
+    """`auto` keeps as many as it must, which the plan knows where it knows the speeds."""
+    if plan.resident_least == plan.resident:
+        return f"{plan.resident} blocks that stay"
+    return f"{plan.resident_least} to {plan.resident} blocks that stay"
+
+
 def _traffic(plan: Plan) -> list[str]:
     traffic = plan.traffic
     if traffic is None:
         return []
-    said = f"each forward copies {traffic.copied / GIB:.2f} GiB of blocks from RAM"
+    least = "at least " if plan.resident_least < plan.resident else ""
+    said = f"each forward copies {least}{traffic.copied / GIB:.2f} GiB of blocks from RAM"
     if traffic.read:
         said += f", {traffic.read / GIB:.2f} GiB of them from disk first"
     if traffic.seconds is not None:

@@ -117,11 +117,18 @@ through a matrix of all its input patches, not with oneDNN."""
 
 @dataclass(frozen=True)
 class Run:
-    """How stages are run, as far as memory goes: frames at a time, bytes of a number, and whether on the CPU."""
+    """How stages are run, as far as memory goes: frames at a time, bytes of a number, whether on the CPU, and whether
+    PyTorch turns the weight of the running convolution to channels last."""
 
     chunk: int
     itemsize: int
     cpu: bool
+    turned: bool = False
+
+    def beside(self, conv: Conv, frames: int, size: tuple[int, int]) -> int:
+        """Bytes that a convolution takes beside input and output; `frames` of output."""
+        weight = conv.inputs * conv.outputs * math.prod(conv.kernel) * self.itemsize if self.turned else 0
+        return weight + self.patches(conv, frames, size)
 
     def patches(self, conv: Conv, frames: int, size: tuple[int, int]) -> int:
         """Bytes of the matrix of input patches, where one is made; `frames` of output."""
@@ -138,12 +145,13 @@ class Run:
         if isinstance(layer, Residual):
             inner, out = layer.conv1.outputs * unit, layer.conv2.outputs * unit
             moments = [
-                inner + self.patches(layer.conv1, frames, size),
+                inner + self.beside(layer.conv1, frames, size),
                 inner + lengths,
-                out + self.patches(layer.conv2, frames, size),
+                out + self.beside(layer.conv2, frames, size),
             ]
             if layer.shortcut:
-                moments.append(out + (layer.shortcut.inputs + layer.shortcut.outputs) * unit)
+                beside = self.beside(layer.shortcut, frames, size)
+                moments.append(out + (layer.shortcut.inputs + layer.shortcut.outputs) * unit + beside)
             if self.cpu:
                 moments += [layer.conv1.inputs * unit + lengths, inner + layer.conv2.inputs * unit + lengths]
             return max(moments), out
@@ -152,7 +160,7 @@ class Run:
         if isinstance(layer, Plain):
             out = layer.conv.outputs * unit
             copy = layer.conv.inputs * unit if self.cpu and layer.norm else 0
-            return max(out + self.patches(layer.conv, frames, size), copy + lengths), out
+            return max(out + self.beside(layer.conv, frames, size), copy + lengths), out
         return 0, 0
 
 
@@ -171,11 +179,12 @@ def decode_peak(stages: Sequence[Stage], sizes: Sequence[StageSizes], run: Run, 
             if stage.up.time:
                 time = stage.up.time
                 out = time.outputs * frames * _area(size.resampled) * run.itemsize
-                worst = max(worst, held + kept + current + out + run.patches(time, frames, size.resampled))
+                worst = max(worst, held + kept + current + out + run.beside(time, frames, size.resampled))
                 current = out
             held += kept + current
             frames = run.chunk
             current = stage.up.conv.outputs * frames * _area(size.output) * run.itemsize
+            worst = max(worst, held + current + run.beside(stage.up.conv, frames, size.output))
             if stage.shortcut:
                 repeated = stage.up.conv.outputs * _area(size.resampled) * run.itemsize
                 worst = max(worst, held + current + repeated)
@@ -199,12 +208,12 @@ def encode_peak(stages: Sequence[Stage], sizes: Sequence[StageSizes], run: Run, 
             inner = out
         if stage.down:
             out = stage.down.conv.outputs * step * _area(size.output) * run.itemsize
-            worst = max(worst, current + earlier + inner + out)
+            worst = max(worst, current + earlier + inner + out + run.beside(stage.down.conv, step, size.output))
             inner = out
             if time:
                 after = time.outputs * (step // time.stride[0]) * _area(size.output) * run.itemsize
-                patches = run.patches(time, step // time.stride[0], size.output)
-                worst = max(worst, current + earlier + inner + after + patches)
+                beside = run.beside(time, step // time.stride[0], size.output)
+                worst = max(worst, current + earlier + inner + after + beside)
                 inner = after
         worst = max(worst, current + earlier + inner + 2 * around)
         if frames > step:
@@ -215,15 +224,9 @@ def encode_peak(stages: Sequence[Stage], sizes: Sequence[StageSizes], run: Run, 
 
 
 def library_bytes(chunk: int) -> int:
-    """What convolutions channels last take beyond what is counted here, at most: on one H200, from 480p to 1088p, 17 MB
-    with 1 frame at a time, 30 with 2, 75 with 4."""
-    return (20 + 14 * chunk) * 1024**2
-
-
-def largest_weight(stages: Sequence[Stage]) -> int:
-    """Elements of the largest convolution's weight: PyTorch turns it to channels last for each call."""
-    convs = (conv for stage in stages for layer in stage.layers for conv in convs_of(layer))
-    return max(conv.inputs * conv.outputs * math.prod(conv.kernel) for conv in convs)
+    """What convolutions channels last take beyond what is counted here, at most: on one H200, from 480p to 1088p, 22
+    MiB with 2 frames at a time, 77 with 4."""
+    return (21 + 14 * chunk) * 1024**2
 
 
 def turned_elements(stages: Sequence[Stage], sizes: Sequence[StageSizes], chunk: int) -> int:

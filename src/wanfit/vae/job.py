@@ -16,7 +16,6 @@ from .footprint import (
     combined_sizes,
     decode_peak,
     encode_peak,
-    largest_weight,
     library_bytes,
     multiplications,
     paired,
@@ -231,16 +230,14 @@ class TileJob:
 
     @property
     def _run(self) -> Run:
-        return Run(self.chunk, self.dtype.itemsize, self.device == "cpu")
+        return Run(self.chunk, self.dtype.itemsize, self.device == "cpu", self.channels_last)
 
     def _memory(self, stages: Sequence[Stage], sizes: Sequence[StageSizes], activations: int) -> Memory:
         item = self.dtype.itemsize
         workspace = 0
         if self.device == "cuda":
             workspace = library_bytes(self.chunk)
-            if self.channels_last:
-                workspace += largest_weight(stages) * item
-            elif item == 2:
+            if item == 2 and not self.channels_last:
                 workspace += turned_elements(stages, sizes, self.chunk) * item
         return Memory(
             self._weights * item,

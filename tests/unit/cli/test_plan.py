@@ -194,3 +194,28 @@ def test_loras_count_and_the_chart_is_drawn(capsys, models, tmp_path):
         extra = stages[stage["name"]]["vram_needed"] - stage["vram_needed"]
         assert extra == (2 * 2 * 4 * (out + inner) if stage["name"].startswith("denoise") else 0), stage["name"]
     assert chart.read_bytes().startswith(b"\x89PNG") and chart.stat().st_size > 20_000
+
+
+def test_a_batch_and_packed_attention_are_planned_and_searched_for(capsys):
+    """Twice the activations for two videos; q, k and v of one byte where they took two."""
+    size = ["--model", "t2v-a14b:fp8", "--width", "832", "--height", "480", "--frames", "81", "--ram", "32", "--json"]
+
+    def denoise(*more: str) -> tuple[dict, dict]:
+        report = json.loads(plan(capsys, *size, *more)[1])
+        return report, report["stages"][1]["vram"]
+
+    _, alone = denoise("--vram", "12")
+    both, two = denoise("--vram", "12", "--batch", "2")
+    packed, small = denoise("--vram", "12", "--packed")
+    assert both["batch"] == 2 and two["q, k, v"] == 2 * alone["q, k, v"] and two["residual"] == 2 * alone["residual"]
+    assert packed["packed_attention"] and 0.5 < small["q, k, v"] / alone["q, k, v"] < 0.52
+    code, said, _ = plan(capsys, *size, "--vram", "4.5", "--batch", "4")
+    assert code == 1
+    for way in json.loads(said)["fitting"]:
+        smaller = ["--width", str(way["width"]), "--height", str(way["height"]), "--frames", str(way["num_frames"])]
+        assert plan(capsys, *size, *smaller, "--vram", "4.5", "--batch", "4")[0] == 0
+    assert json.loads(plan(capsys, *size, "--vram", "4.5")[1])["verdict"] != "does not fit"
+    code, said, _ = plan(capsys, *size[:-1], "--vram", "12", "--batch", "2", "--packed")
+    assert code == 0 and "2 videos at a time, q, k and v packed in 8 bits" in said
+    assert "0 to 40 blocks that stay" in plan(capsys, *size[:-1], "--vram", "24")[1], "auto does not promise"
+    assert plan(capsys, *size, "--vram", "12", "--batch", "0")[0] == 2

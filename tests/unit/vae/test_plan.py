@@ -93,12 +93,12 @@ def test_channels_last_is_for_16_bit_on_cuda(vae: AutoencoderKLWan, dtype: torch
 def test_prediction_against_an_h200(
     case: str, shape: tuple[int, ...], budget: float, grid: tuple[int, int], chunk: int, measured: int
 ) -> None:
-    """Never below what was measured (docs/measurements/vae_h200_2026-12-01.jsonl), at most 7 % above it."""
+    """Never below what was measured (docs/measurements/vae_h200_2026-12-01.jsonl), at most 5 % above it."""
     plan = plan_decode(
         meta_vae(case), shape, dtype=torch.bfloat16, device="cuda", budget_bytes=budget * GIB, grid=grid, chunk=chunk,
         start=1 if shape[3] == 60 else 0,
     )  # fmt: skip
-    assert measured <= plan.predicted_bytes <= 1.07 * measured
+    assert measured <= plan.predicted_bytes <= 1.05 * measured
 
 
 @pytest.mark.parametrize("shape,longer", [(HD, 1), ((1, 16, 21, 160, 90), 0)])
