@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import in_words
 from .loras import read_lora
+from .sizes import add_auto_options, auto_or_number
 from .words import FLAGS
 
 
@@ -35,9 +36,19 @@ def add_parser(commands: Any) -> None:
     what.add_argument("--negative", help="what it shall not show (default: the official Chinese text) / 反向提示词")
     what.add_argument("--image", type=Path, help="first frame (I2V) / 首帧")
     what.add_argument("--last-image", type=Path, help="last frame (I2V) / 尾帧")
-    what.add_argument("--width", type=int, help="pixels, a multiple of 16 (TI2V-5B: 32)")
-    what.add_argument("--height", type=int, help="pixels, a multiple of 16 (TI2V-5B: 32)")
-    what.add_argument("--frames", type=int, dest="num_frames", help="4n+1; official: 81 (TI2V-5B: 121)")
+    what.add_argument(
+        "--width",
+        type=auto_or_number,
+        help="pixels, a multiple of 16 (TI2V-5B: 32); auto, with --height: the largest official size that fits",
+    )
+    what.add_argument("--height", type=auto_or_number, help="pixels, a multiple of 16 (TI2V-5B: 32), or auto")
+    what.add_argument(
+        "--frames",
+        type=auto_or_number,
+        dest="num_frames",
+        help="4n+1; official: 81 (TI2V-5B: 121); auto: as many of them as fit",
+    )
+    add_auto_options(what)
     what.add_argument("--fps", type=int, help="frames a second of the file; official: 16 (TI2V-5B: 24)")
     what.add_argument("--seed", type=int, default=0, help="same seed, same video (default: 0) / 随机种子")
     what.add_argument(
@@ -118,7 +129,9 @@ def run(options: argparse.Namespace) -> int:
     from ..pipeline.request import DEFAULT_NEGATIVE, Request, check_numbers
 
     negative = DEFAULT_NEGATIVE if options.negative is None else options.negative
-    names = "prompt out image last_image width height num_frames steps seed sampler shift boundary_ratio"
+    names = (
+        "prompt out image last_image width height num_frames portrait prefer steps seed sampler shift boundary_ratio"
+    )
     names += " guidance_scale guidance_scale_2 fps"
     request = Request(
         negative_prompt=negative,

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .sizes import add_auto_options, auto_or_number
 from .words import FLAGS
 
 if TYPE_CHECKING:
@@ -43,11 +44,16 @@ def add_parser(commands: Any) -> None:
         help="a name such as i2v-a14b:fp8, t2v-a14b:q4_k_m, ti2v-5b:fp16; or files; or a folder with all parts",
     )
     parser.add_argument(
-        "--width", type=int, help="pixels; without width and height: the largest official size that fits"
+        "--width", type=auto_or_number, help="pixels; without width and height, or auto: the largest official that fits"
     )
-    parser.add_argument("--height", type=int, help="pixels")
-    parser.add_argument("--frames", type=int, dest="num_frames", help="4n+1 (default: the model's official length)")
-    parser.add_argument("--portrait", action="store_true", help="with the size left open: upright")
+    parser.add_argument("--height", type=auto_or_number, help="pixels, or auto")
+    parser.add_argument(
+        "--frames",
+        type=auto_or_number,
+        dest="num_frames",
+        help="4n+1 (default: the official length); auto: as many of them as fit",
+    )
+    add_auto_options(parser)
     parser.add_argument("--text-only", action="store_true", help="no image, where the model does not need one")
     parser.add_argument("--image", action="store_true", help="an image, where the model does not need one (TI2V-5B)")
     parser.add_argument("--vram", type=float, metavar="GIB", help="of the card; 0: the CPU (default: this machine)")
@@ -70,9 +76,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--block-ms", type=float, metavar="MS", help="one block's forward, for the expected slow-down")
     parser.add_argument("--disk", type=float, metavar="GB/S", help="the model's disk, for the expected slow-down")
     parser.add_argument(
-        "--prefer", choices=("size", "length"), default="size", help="what to keep when it does not fit (default: size)"
-    )
-    parser.add_argument(
         "--lora",
         action="append",
         default=[],
@@ -90,6 +93,9 @@ def run(options: argparse.Namespace) -> int:
     from ..memory.plan import Options, make_plan
     from ..memory.report import plan_lines
 
+    for name in ("width", "height"):
+        if getattr(options, name) == "auto":
+            setattr(options, name, None)
     if (options.width is None) != (options.height is None):
         raise InputError("size_invalid", "plan", "only one of <width> and <height> is given", "Give both or none")
     for name in ("chunk_tokens", "batch"):
@@ -104,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
     if options.image and not model.variant.takes_image:
         raise InputError("image_unexpected", "plan", f"<image> is given and {model.variant.title} takes none")
     image = True if options.image else False if options.text_only and not model.variant.needs_image else None
-    frames = options.num_frames or model.variant.num_frames
+    frames = model.variant.num_frames if options.num_frames in (None, "auto") else options.num_frames
     wanted = Options(
         image=image,
         chunk_tokens=options.chunk_tokens,
@@ -120,6 +126,8 @@ def run(options: argparse.Namespace) -> int:
         width, height, frames = (*smallest, frames) if found is None else (found.width, found.height, found.num_frames)
     else:
         width, height = options.width, options.height
+        longest = search.longest(width, height, frames) if options.num_frames == "auto" else None
+        frames = frames if longest is None else longest.num_frames
     plan = make_plan(model, machine, width, height, frames, wanted)
     if not plan.fits and options.width is not None:
         fitting = nearest(search, width, height, frames, options.prefer)

@@ -8,7 +8,6 @@ weights are read, in the order: numbers, headers, prompt, output file, memory.
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,7 @@ from torch import nn
 from .. import __version__
 from ..checkpoint import Identity
 from ..errors import InputError, OutputError, RunError
-from ..memory.chart import draw
+from ..memory.advice import Search
 from ..memory.explain import explain
 from ..memory.facts import gather
 from ..memory.plan import Plan
@@ -38,9 +37,11 @@ from .files import ModelFiles
 from .loras import match_loras
 from .opened import open_model
 from .placement import Placement
-from .plan import plan_run, read_model
+from .plan import bytes_of, machine_of, plan_run, read_model
+from .report import RunReport
 from .request import Request, Settings, settle
 from .resume import Progress, beside, facts_of
+from .size import decide_size, options_for_size
 from .text import encode_prompts, load_text_encoder, load_tokenizer, prompt_ids
 from .vae import load_vae
 from .video import VideoWriter
@@ -81,8 +82,13 @@ def generate(
         model = stack.enter_context(open_model(files))
         identities, variant = model.identities, model.variant
         high = identities[0]
-        settings = settle(request, high, variant)
         loras = match_loras(request.loras, model.transformers)
+        parts = read_model(model)
+        if request.automatic:
+            known = options_for_size(request, placement.chunk_tokens, bytes_of(loras.patches, placement.dtype))
+            request, size = decide_size(request, Search(parts, machine_of(placement), known), resume)
+            tell(size)
+        settings = settle(request, high, variant)
         tokenizer = load_tokenizer(model.tokenizer or model.text_encoder)
         prompts = {"prompt": settings.prompt}
         if settings.uses_guidance:
@@ -105,19 +111,27 @@ def generate(
             )
         )
         _announce(identities, settings, placement, tell)
-        plan = plan_run(read_model(model), settings, placement, loras.patches, text_tokens=max(lengths))
+        plan = plan_run(parts, settings, placement, loras.patches, text_tokens=max(lengths))
         for lora in loras.applied:
             tell("lora {file} x {strength:g} on {expert}: {tensors} tensors, ranks {ranks}".format_map(lora))
         for notice in loras.notices:
             tell(f"note: {notice}")
         tell(plan_line(plan))
-        record = stack.enter_context(MemoryRecord(placement.device, planned=planned_peaks(plan)))
+        record = MemoryRecord(placement.device, planned=planned_peaks(plan))
 
         def begin(stage: str) -> None:
             tell(f"stage: {stage}")
             record.begin(stage)
 
-        with explained(placement, record):
+        report = RunReport(
+            _facts(files, identities, settings, placement) | {"loras": list(loras.applied), "plan": plan.to_json()},
+            record,
+            title=f"{high.variant}, {settings.width}x{settings.height}x{settings.num_frames}, {placement.device}",
+            json_path=report_path,
+            chart_path=chart_path,
+            tell=tell,
+        )
+        with record, report.of_a_failure(), explained(placement, record):
             begin("text")
             encoder = load_text_encoder(
                 model.text_encoder,
@@ -152,16 +166,9 @@ def generate(
             begin("decode and save")
             nn.Module.to(vae, placement.device)
             decode_to(vae, model.vae.identity.variant, latents, writer)
-            record.end()
-        report = _report(files, identities, settings, placement, plan, record)
-        report |= {"loras": list(loras.applied), "plan": plan.to_json()}
     # The writer has renamed the file: from here on the video exists.
     try:
-        if report_path is not None:
-            report_path.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")
-        if chart_path is not None:
-            title = f"{high.variant}, {settings.width}x{settings.height}x{settings.num_frames}, {placement.device}"
-            draw(record, chart_path, title)
+        said = report.write({"kernels": _kernels(high, placement, plan)})
     except OSError as error:
         raise OutputError(
             "output_unwritable",
@@ -169,13 +176,10 @@ def generate(
             f"the video is finished, {settings.out}, but its report or chart cannot be written: {error}",
             "Give another <report> or <chart>",
         ) from error
-    tell(record.table())
-    for line in record.notes():
-        tell(line)
     for path in (settings.out, chart_path, report_path):
         if path is not None:
             tell(f"wrote {path}")
-    return report
+    return said
 
 
 @contextmanager
@@ -216,13 +220,11 @@ def _announce(
     )
 
 
-def _report(
+def _facts(
     files: ModelFiles,
     identities: list[Identity],
     settings: Settings,
     placement: Placement,
-    plan: Plan,
-    record: MemoryRecord,
 ) -> dict[str, Any]:
     names = ("width", "height", "num_frames", "steps", "high_steps", "seed", "sampler", "shift", "boundary_ratio")
     names += ("guidance_scale", "guidance_scale_2", "fps", "prompt", "negative_prompt")
@@ -237,10 +239,12 @@ def _report(
         "device": str(placement.device),
         "dtype": str(placement.dtype).removeprefix("torch."),
         "policy": placement.policy,
-        "kernels": {
-            "fp8_matmul": placement.float8_matmul is None and float8_units(placement.device),
-            "triton": triton_refusal(placement.device) or "used",
-            "attention": str(attention_of(identities[0], placement, plan)),
-        },
-        "memory": record.to_json(),
+    }
+
+
+def _kernels(identity: Identity, placement: Placement, plan: Plan) -> dict[str, object]:
+    return {
+        "fp8_matmul": placement.float8_matmul is None and float8_units(placement.device),
+        "triton": triton_refusal(placement.device) or "used",
+        "attention": str(attention_of(identity, placement, plan)),
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from ..memory.advice import Search, nearest
 from ..memory.machine import Machine, this_machine
 from ..memory.parts import Model, text_part, transformer_part, vae_part
@@ -30,15 +32,12 @@ def plan_run(
     Raises: BudgetError: budget_exceeded: it does not fit; names the nearest settings that do.
     """
     machine = machine_of(placement)
-    loras = (
-        max((patch.nbytes(placement.dtype), patch.largest(placement.dtype)) for patch in patches) if patches else (0, 0)
-    )
     options = Options(
         image=settings.image is not None,
         chunk_tokens=placement.chunk_tokens,
         text_tokens=text_tokens,
         prompts=2 if settings.uses_guidance else 1,
-        loras=loras,
+        loras=bytes_of(patches, placement.dtype),
     )
     wanted = settings.width, settings.height, settings.num_frames
     plan = make_plan(model, machine, *wanted, options)
@@ -51,6 +50,11 @@ def plan_run(
             else "Nothing of use fits at any size: free memory, or take a smaller file (fp8, Q4_K_M)"
         )
     return plan
+
+
+def bytes_of(patches: Sequence[ModelPatches], dtype: torch.dtype) -> tuple[int, int]:
+    """Of the LoRAs of the expert that has most of them, and of its largest block."""
+    return max(((patch.nbytes(dtype), patch.largest(dtype)) for patch in patches), default=(0, 0))
 
 
 def read_model(model: OpenModel) -> Model:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
 
 from PIL import Image
 
 from ..checkpoint import Identity, Variant
 from ..errors import InputError
+from ..memory.advice import Prefer
 from .images import fit_image, load_image, size_for_image
 from .loras import LoraChoice, check_loras
 from .sampling import SAMPLERS, count_high_steps
 
+AUTO: Final = "auto"
 MAX_ROPE_POSITIONS = 1024
 DEFAULT_NEGATIVE = (
     "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，JPEG压缩残留，"
@@ -24,16 +27,22 @@ DEFAULT_NEGATIVE = (
 
 @dataclass(frozen=True)
 class Request:
-    """What one video shall be. None means: the official default of the model at hand."""
+    """What one video shall be. None means: the official default of the model at hand.
+
+    Args:
+        width, height, num_frames: `auto`: the most that fits, see `size.decide_size`; `portrait` and `prefer` say how.
+    """
 
     prompt: str
     out: Path
     negative_prompt: str = DEFAULT_NEGATIVE
     image: Path | None = None
     last_image: Path | None = None
-    width: int | None = None
-    height: int | None = None
-    num_frames: int | None = None
+    width: int | Literal["auto"] | None = None
+    height: int | Literal["auto"] | None = None
+    num_frames: int | Literal["auto"] | None = None
+    portrait: bool = False
+    prefer: Prefer = "size"
     steps: int | None = None
     seed: int = 0
     sampler: str = "unipc"
@@ -43,6 +52,11 @@ class Request:
     guidance_scale_2: float | None = None
     fps: int | None = None
     loras: tuple[LoraChoice, ...] = ()
+
+    @property
+    def automatic(self) -> list[str]:
+        """The names of what is `auto`."""
+        return [name for name in ("width", "height", "num_frames") if getattr(self, name) == AUTO]
 
 
 @dataclass(frozen=True)
@@ -92,15 +106,16 @@ def check_numbers(request: Request) -> None:
     for name, value in whole.items():
         if value is not None and value < 1:
             raise InputError("number_invalid", "input", f"<{name}> is {value}", "Use 1 or more")
-    if request.num_frames is not None:
+    if isinstance(request.num_frames, int):
         check_frames(request.num_frames)
-    if (request.width is None) != (request.height is None):
-        raise InputError(
-            "size_invalid",
-            "input",
-            f"only one of <width> ({request.width}) and <height> ({request.height}) is given",
-            "Give both, or none for the model's own size",
-        )
+    for absent, how in ((None, "given"), (AUTO, "a number")):
+        if (request.width == absent) != (request.height == absent):
+            raise InputError(
+                "size_invalid",
+                "input",
+                f"only one of <width> ({request.width}) and <height> ({request.height}) is {how}",
+                "Give both, or none for the model's own size, or auto for both",
+            )
     if not 0 <= request.seed < 2**63:
         raise InputError("number_invalid", "input", f"<seed> is {request.seed}", f"Use 0 to {2**63 - 1}")
     if request.sampler not in SAMPLERS:
@@ -156,7 +171,7 @@ def default_size(variant: Variant) -> tuple[int, int]:
 
 
 def settle(request: Request, identity: Identity, variant: Variant) -> Settings:
-    """Complete a request for the transformer at hand. Reads the images, no weights.
+    """Complete a request for the transformer at hand, whose size is no longer `auto`. Reads the images, no weights.
 
     Args:
         identity: of the transformer that runs first. variant: its entry of `VARIANTS`.
@@ -196,7 +211,7 @@ def settle(request: Request, identity: Identity, variant: Variant) -> Settings:
         last_picture, said = load_image(request.last_image, "last_image")
         notices += said
     width, height = default_size(variant)
-    if request.width is not None and request.height is not None:
+    if isinstance(request.width, int) and isinstance(request.height, int):
         width, height = request.width, request.height
     elif picture is not None:
         width, height = size_for_image(picture, width * height, variant.size_multiple)
@@ -227,7 +242,7 @@ def settle(request: Request, identity: Identity, variant: Variant) -> Settings:
         last_image=last_picture,
         width=width,
         height=height,
-        num_frames=request.num_frames or variant.num_frames,
+        num_frames=request.num_frames if isinstance(request.num_frames, int) else variant.num_frames,
         steps=steps,
         high_steps=steps if boundary is None else count_high_steps(request.sampler, steps, shift, boundary),
         seed=request.seed,

@@ -55,19 +55,13 @@ class Progress:
         Raises:
             CheckpointError: file_missing, file_damaged. InputError: resume_mismatch: it is of another run.
         """
-        if not self.path.is_file():
-            raise CheckpointError("file_missing", "load", f"<resume> {self.path} does not exist")
+        metadata, tensors = _read(self.path)
         try:
-            with safe_open(str(self.path), framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             facts: dict[str, str] = json.loads(metadata["facts"])
             sampler: dict[str, Any] = json.loads(metadata[_SAMPLER])
             done, latents = int(metadata["done"]), tensors[_LATENTS]
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise CheckpointError(
-                "file_damaged", "load", f"<resume> {self.path} holds no progress of a run: {error}"
-            ) from error
+        except (KeyError, ValueError) as error:
+            raise _damaged(self.path, error) from error
         different = [name for name in self._facts if facts.get(name) != self._facts[name]]
         if different:
             said = "; ".join(f"{n} was {facts.get(n)} and is {self._facts[n]}" for n in different)
@@ -140,6 +134,33 @@ class Progress:
             unfinished.unlink(missing_ok=True)
             return
         self._written = self._done
+
+
+def kept_facts(path: Path) -> dict[str, str]:
+    """What the result of the run depends on that left this file.
+
+    Raises:
+        CheckpointError: file_missing, file_damaged.
+    """
+    metadata, _ = _read(path)
+    try:
+        return json.loads(metadata["facts"])
+    except (KeyError, ValueError) as error:
+        raise _damaged(path, error) from error
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    if not path.is_file():
+        raise CheckpointError("file_missing", "load", f"<resume> {path} does not exist")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError("file_damaged", "load", f"<resume> {path} holds no progress of a run: {error}")
 
 
 def beside(out: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +12,17 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from wanfit.checkpoint import VARIANTS
+from wanfit.checkpoint.reader import Checkpoint
 from wanfit.cli.main import main
+from wanfit.memory import machine
+from wanfit.pipeline import generate
+from wanfit.pipeline.files import find_model
+from wanfit.pipeline.placement import choose_placement
+from wanfit.pipeline.request import Request
 from wanfit.tiny.models import write_tiny_models
 
 BOAT = Path(__file__).resolve().parents[3] / "assets" / "boat.jpg"
@@ -121,6 +130,61 @@ def test_a_killed_run_goes_on_to_the_same_video(models, tmp_path, capfd):
     assert "of 30 steps are done" in capfd.readouterr().out
     assert np.abs(frames_of(out) - frames_of(tmp_path / "whole.mp4")).mean() < 3
     assert not kept.exists()
+
+
+def test_a_run_that_fails_tells_what_it_took(models, tmp_path, capfd, monkeypatch):
+    """The decode asks for more than an address space: refused for real, after the denoising."""
+
+    def too_much(*_: object) -> None:
+        torch.empty(2**60, dtype=torch.uint8)
+
+    monkeypatch.setattr(generate, "decode_to", too_much)
+    report = tmp_path / "report.json"
+    assert main(command(models, tmp_path / "a.mp4", "--frames", "5", "--report", str(report))) == 3
+    told = capfd.readouterr()
+    assert "RAM is full in the stage decode and save" in told.err and "steps are kept" in told.err
+    assert "stage " in told.out and told.out.count("denoise low") == 2, "once when it began, once in the table"
+    said = json.loads(report.read_text(encoding="utf-8"))
+    assert said["failure"]["stage"] == "decode and save" and said["failure"]["code"] == "run_failed"
+    assert [stage["name"] for stage in said["memory"]["stages"]][-1] == "decode and save"
+
+
+def test_each_file_of_the_model_is_opened_once(models, tmp_path, monkeypatch):
+    opened: list[str] = []
+    original = Checkpoint.__init__
+
+    def count(checkpoint: Checkpoint, path: Path, *arguments: object, **options: object) -> None:
+        opened.append(str(path))
+        original(checkpoint, path, *arguments, **options)
+
+    files = find_model(models)
+    monkeypatch.setattr(Checkpoint, "__init__", count)
+    request = Request(prompt="a", out=tmp_path / "a.mp4", image=BOAT, width=96, height=64, num_frames=5, steps=2)
+    generate.generate(files, request, choose_placement("cpu"), tell=lambda _: None)
+    assert sorted(opened) == sorted(str(path) for path in (files.high, files.low, files.text_encoder, files.vae))
+
+
+def test_an_automatic_size_is_the_plans_and_holds_on_resume(models, tmp_path, capfd, monkeypatch):
+    """With 2.2 GiB of RAM to take: an official size, upright for an upright image, told before the run begins."""
+    upright = tmp_path / "upright.png"
+    Image.open(BOAT).convert("RGB").resize((60, 90)).save(upright)
+    monkeypatch.setattr(machine, "available_bytes", lambda: int(2.2 * 2**30))
+    command = ["generate", "--model", str(models), "--image", str(upright), "--prompt", "a", "--steps", "2"]
+    auto = ["--width", "auto", "--height", "auto", "--out", str(tmp_path / "a.mp4")]
+
+    def stop(*_: object) -> None:  # what follows would take minutes
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "_announce", stop)
+    assert main([*command, *auto]) == 130
+    said = capfd.readouterr().out
+    found = re.search(r"size: (\d+)x(\d+), (\d+) frames, the most that fits 2.20 GiB of RAM", said)
+    assert found, said
+    width, height, frames = map(int, found.groups())
+    assert (width, height) in VARIANTS["i2v-a14b"].sizes and height > width and frames % 4 == 1
+    assert main([*command, *auto, "--prefer", "length", "--frames", "81"]) == 130
+    shorter = re.search(r"size: (\d+)x(\d+), (\d+) frames", capfd.readouterr().out)
+    assert shorter and int(shorter[3]) == 81 and int(shorter[1]) <= width
 
 
 def test_resume_and_save_every_that_cannot_be(models, tmp_path, capfd):
