@@ -80,8 +80,7 @@ class Recipe:
 
 
 _I2V_VARIATIONS = (
-    "First and last frame: put WanFirstLastFrameToVideo in the place of WanImageToVideo, and connect both images to "
-    "it. Same models.",
+    "First and last frame: the workflow wan22_flf2v_16gb. Same models.",
     "Text to video: put EmptyHunyuanLatentVideo in the place of WanImageToVideo, connect the prompts to the sampler, "
     "and choose the T2V files.",
 )
@@ -142,6 +141,15 @@ RECIPES: Mapping[str, Recipe] = {
         variations=(),
         model_high="wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors",
         model_low="wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors",
+        vram_budget=14.0,
+    ),
+    "wan22_flf2v_16gb": _i2v(
+        title="Wan 2.2 first and last frame, 16 GB",
+        audience="A card with 16 GB and 32 GB of RAM or more: a video from one image to another.",
+        needs="Estimate, not measured: 13 GiB of VRAM, 32 GiB of RAM.",
+        if_it_fails="Set the policy to stream; then take the Q4_K_M files of the 12 GB workflow.",
+        kind="flf2v",
+        variations=("Last image only: delete the link of start_image.",),
         vram_budget=14.0,
     ),
     "wan22_ti2v_5b_12gb": _i2v(

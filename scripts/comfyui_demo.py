@@ -22,7 +22,8 @@ from wanfit.tiny.text import TinyShape, make_text
 from wanfit.tiny.text import write_gguf as write_text_gguf
 
 TEXT = "umt5-xxl-encoder-Q8_0.gguf"
-SMALL = {"WanImageToVideo": [64, 64, 5, 1], "EmptyHunyuanLatentVideo": [64, 64, 5, 1]}
+_LATENTS = ("WanImageToVideo", "WanFirstLastFrameToVideo", "EmptyHunyuanLatentVideo")
+SMALL = {kind: [64, 64, 5, 1] for kind in _LATENTS}
 
 
 def write_models(models: Path, *, wide_vae: bool) -> None:

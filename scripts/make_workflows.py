@@ -23,6 +23,7 @@ NEGATIVE = (
 )
 POSITIVE = {
     "i2v": "The camera moves slowly towards the subject, soft daylight, natural motion.",
+    "flf2v": "The camera glides from the first view to the last in one smooth take, natural motion.",
     "t2v": "A red fox walks through fresh snow at sunrise, its breath visible, shallow depth of field.",
     "ti2v": "Waves roll onto a pebble beach at dusk, warm light, slow camera movement to the left.",
 }
@@ -182,15 +183,23 @@ def _latent(canvas: Canvas, recipe: Any, vae: Any, encode: list[Any]) -> tuple[A
             optional=("start_image",), size=(320, 150),
         )  # fmt: skip
         return positive, negative, latent
+    kind, images, visions = "WanImageToVideo", {"start_image": image}, ("clip_vision_output",)
+    if recipe.kind == "flf2v":
+        last, _ = canvas.add(
+            "LoadImage", (0, 880), ["example.png", "image"], None, (("IMAGE", "IMAGE"), ("MASK", "MASK")),
+            size=(420, 340), title="Last image",
+        )  # fmt: skip
+        kind, images = "WanFirstLastFrameToVideo", images | {"end_image": last}
+        visions = ("clip_vision_start_image", "clip_vision_end_image")
     return tuple(
         canvas.add(
-            "WanImageToVideo", (960, 420), size,
+            kind, (960, 420), size,
             {
-                "positive": positive, "negative": negative, "vae": vae, "clip_vision_output": "CLIP_VISION_OUTPUT",
-                "start_image": image,
+                "positive": positive, "negative": negative, "vae": vae,
+                **dict.fromkeys(visions, "CLIP_VISION_OUTPUT"), **images,
             },
             (("positive", "CONDITIONING"), ("negative", "CONDITIONING"), ("latent", "LATENT")),
-            optional=("clip_vision_output", "start_image"), size=(320, 210),
+            optional=(*visions, *images), size=(320, 210),
         )
     )  # type: ignore[return-value]  # fmt: skip
 

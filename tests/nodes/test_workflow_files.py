@@ -57,7 +57,7 @@ def test_widgets_show_the_recipe(name: str) -> None:
     assert values(name, "CreateVideo") == [[recipe.fps]]
     assert {row[0] for row in values(name, "LoraLoaderModelOnly")} == set(recipe.loras)
     size = [recipe.width, recipe.height, recipe.length, 1]
-    latents = ("WanImageToVideo", "EmptyHunyuanLatentVideo", "Wan22ImageToVideoLatent")
+    latents = ("WanImageToVideo", "WanFirstLastFrameToVideo", "EmptyHunyuanLatentVideo", "Wan22ImageToVideoLatent")
     assert [row for kind in latents for row in values(name, kind)] == [size]
     given = [recipe.steps, recipe.cfg, recipe.cfg, recipe.sampler, "simple", recipe.shift]
     if recipe.experts:
