@@ -20,6 +20,7 @@ from .allocator import Finding, check_allocator
 from .host import available_bytes, commit_room, group_limits, in_wsl
 from .nvml import open_gpu
 from .record import gib
+from .version_pairs import check_installed
 
 _MODEL_FILES = (".safetensors", ".gguf")
 READ_BYTES = 512 * 2**20
@@ -52,6 +53,7 @@ def examine(models: Path | None = None) -> list[Finding]:
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     return [
         *_software(device),
+        *check_installed(torch.cuda.get_device_capability(device) if device.type == "cuda" else None),
         *_kernels(device),
         *check_allocator(os.environ, torch.__version__, sys.platform),
         *_memory(),

@@ -1,6 +1,7 @@
 """The allocator's settings as torch itself takes them, limits of the host, and the disk's speed."""
 
 import os
+import re
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from wanfit.memory.allocator import NEW, OLD, check_allocator
 from wanfit.memory.doctor import examine, read_speed
 from wanfit.memory.host import group_limits, in_wsl
+from wanfit.memory.version_pairs import check_versions, fits_torch
 
 MIB = 2**20
 
@@ -63,6 +65,48 @@ def test_what_has_no_effect():
     assert any("does not govern" in text for text in states({OLD: value}))
     asynchronous = states({OLD: "backend:cudaMallocAsync,max_split_size_mb:128,garbage_collection_threshold:0.8"})
     assert any("ignores max_split_size_mb, garbage_collection_threshold" in text for text in asynchronous)
+
+
+@pytest.mark.parametrize(
+    ("installed", "capability", "said"),
+    [
+        ({"torch": "2.8.0+cu128", "triton-windows": "3.5.0"}, (12, 0), 'install "triton-windows<3.5"'),
+        ({"torch": "2.6.0+cu126", "triton": "3.3.0"}, (8, 9), "triton 3.3.0 with torch 2.6.0+cu126"),
+        ({"torch": "2.11.0", "triton": "3.7.0"}, (8, 9), "newer than the one of torch 2.11"),
+        ({"torch": "2.7.1+cu128", "triton-windows": "3.3.1.post19"}, (8, 6), "fp8e4nv"),
+        ({"torch": "2.7.1+cu128", "triton": "3.3.1"}, (7, 5), "dropped this generation"),
+        ({"torch": "2.8.0+cu128"}, None, "RAM is reported to grow"),
+        ({"torch": "2.9.0+cu128", "sageattention": "2.2.0"}, (12, 0), "noise with this torch"),
+        ({"torch": "2.6.0+cu124", "sageattention": "2.2.0"}, (9, 0), "noise or CUDA errors"),
+        ({"torch": "2.7.0", "sageattention": "2.1.1"}, (7, 5), "1.0.6 is the last"),
+        ({"torch": "2.10.0+cu130", "sageattention": "2.2.0+cu130torch2.9.0andhigher.post4"}, (8, 9), "compiled for torch 2.9"),
+        ({"torch": "2.10.0", "comfy-aimdo": "0.4.7"}, (8, 6), "0.4.8 or newer"),
+    ],
+)  # fmt: skip
+def test_versions_that_are_bad_together(installed, capability, said):
+    findings = check_versions(installed, capability)
+    assert any(said in finding.text for finding in findings), findings
+    assert all(re.search(r"\(\S+/\S+#\d+", finding.text) for finding in findings), "each names its report"
+
+
+@pytest.mark.parametrize(
+    ("installed", "capability"),
+    [
+        ({"torch": "2.11.0+cu130", "triton": "3.6.0"}, (9, 0)),
+        ({"torch": "2.9.1+cu128", "triton-windows": "3.5.1.post22", "sageattention": "2.2.0+cu128torch2.9.1"}, (8, 6)),
+        ({"torch": "2.7.1+cu128", "triton": "3.3.1", "sageattention": "1.0.6"}, (8, 9)),
+        ({"torch": "2.13.0+cpu"}, None),
+        ({"torch": "2.10.0a0+git1234", "triton": "not a version", "comfy-aimdo": "0.5.2"}, (9, 0)),
+    ],
+)
+def test_versions_that_are_good_together(installed, capability):
+    assert check_versions(installed, capability) == []
+
+
+def test_a_package_that_was_compiled_for_another_torch():
+    assert not fits_torch("torch==2.6.0", "2.7.1+cu128")
+    assert fits_torch("torch==2.7.1", "2.7.1+cu128") and fits_torch("torch>=2.4", "2.13.0+cpu")
+    assert fits_torch('numpy<2; python_version < "3.9"', "2.7.1") and fits_torch("torch==2.6.0", "")
 
 
 def test_control_groups_of_both_versions(tmp_path):
