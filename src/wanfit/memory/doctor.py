@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,7 +154,7 @@ def _card(device: torch.device) -> Iterator[Finding]:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         yield Finding("card", "ok", f"VRAM {gib(total)}, {gib(free)} free for this process")
-        yield Finding("card", "ok", f"allocator in use: {torch.cuda.get_allocator_backend()}")
+        yield Finding("allocator", "ok", f"in use: {torch.cuda.get_allocator_backend()}{_in_effect()}")
     gpu, reason = open_gpu(device if device.type == "cuda" else None)
     if gpu is None:
         yield Finding("card", "unread", f"driver version and the processes on the card: {reason}")
@@ -167,6 +167,15 @@ def _card(device: torch.device) -> Iterator[Finding]:
         own = " (this process)" if process.pid == os.getpid() else ""
         held = "an amount that the system hides" if process.used is None else gib(process.used)
         yield Finding("card", "note", f"process {process.pid} {process.name}{own} holds {held}")
+
+
+def _in_effect() -> str:
+    """The settings that PyTorch's own allocator runs with, whatever the environment asks for."""
+    if torch.cuda.get_allocator_backend() != "native":
+        return ""
+    settings: Mapping[str, object] = torch.cuda.memory._snapshot().get("allocator_settings", {})  # pyright: ignore[reportPrivateUsage]
+    known = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
+    return "".join(f", {name} {settings[name]}" for name in known if name in settings)
 
 
 def _disk(models: Path | None) -> Iterator[Finding]:

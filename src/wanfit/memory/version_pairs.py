@@ -44,8 +44,8 @@ class Pair:
 
 
 _TRITON_OF_TORCH = {"2.6": "3.2", "2.7": "3.3", "2.8": "3.4", "2.9": "3.5", "2.10": "3.6", "2.11": "3.6"}
-"""Source: woct0rdho/triton-windows, notes of its releases ("Triton 3.6 only works with PyTorch >= 2.10", and so on); for
-2.11 Tavris1/ComfyUI-Easy-Install#192."""
+"""Source: woct0rdho/triton-windows, notes of its releases ("Triton 3.6 only works with PyTorch >= 2.10", and so on);
+for 2.11 Tavris1/ComfyUI-Easy-Install#192."""
 
 
 def _newer_triton() -> Iterator[Pair]:
@@ -146,7 +146,7 @@ def check_installed(capability: tuple[int, int] | None) -> list[Finding]:
                         "(yufu-wang/PromptHMR#4, yangjianxin1/Firefly#258)",
                     )
                 )
-    return findings
+    return findings or [Finding("versions", "ok", "none that are known to be bad together")]
 
 
 def fits_torch(requirement: str, torch: str) -> bool:
