@@ -158,7 +158,7 @@ class WanFitSampler(io.ComfyNode):
                 io.Latent.Output("LATENT", display_name="latent", tooltip="The latent for VAE Decode."),
                 io.String.Output("INFO", display_name="info", tooltip="Which steps ran on which expert, and why."),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
     @classmethod
@@ -175,7 +175,7 @@ class WanFitSampler(io.ComfyNode):
         model_low: object | None = None,
         **numbers: Any,
     ) -> io.NodeOutput:
-        from ._comfy import errors, sampler
+        from ._comfy import errors, lora_files, sampler
         from ._comfy import resume as records
 
         with errors.in_words_of(NAMES, "denoise"):
@@ -186,4 +186,5 @@ class WanFitSampler(io.ComfyNode):
             )
             kept = records.open_answers(str(cls.hidden.unique_id), save_every, resume == "on")
             latent, info = sampler.sample(model_high, model_low, positive, negative, latent_image, settings, kept)
+            info = "\n".join([info, *lora_files.misplaced(cls.hidden.prompt or {}, str(cls.hidden.unique_id))])
         return io.NodeOutput(latent, info, ui={"text": (info,)})

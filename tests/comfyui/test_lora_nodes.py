@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from comfy_graphs import Graph, wanfit_model
-from comfy_names import HIGH, LORA
+from comfy_names import HIGH, LORA, LOW
 from comfyui_server import PromptFailed, Server
 
 from wanfit.checkpoint import open_checkpoint
@@ -65,3 +65,40 @@ def test_loras_for_other_models(server: Server, width: int) -> None:
 def test_a_strength_that_is_no_number(server: Server) -> None:
     text = said(server, LORA, None, float("nan"))
     assert "nan" in text.lower() and "strength" in text
+
+
+def test_a_lora_of_the_other_expert_is_pointed_out(server: Server, width: int, run: Any) -> None:
+    """From its name, or its metadata; through the policy node, which hands both experts on."""
+    folder = server.base / "models" / "loras"
+    named, titled = "tiny_high_noise_lora.safetensors", "tiny_titled.safetensors"
+    write_lora(folder / named, pair(width, width))
+    write_lora(folder / titled, pair(width, width), {"modelspec.title": "tiny low noise"})
+    graph = Graph()
+    high = wanfit_model(graph, HIGH, LOW)
+    models = {"model_high": high, "model_low": [high[0], 1]}
+
+    def put(expert: str, name: str) -> None:
+        models[expert] = graph.add("LoraLoaderModelOnly", model=models[expert], lora_name=name, strength_model=0.1)
+
+    put("model_low", named)
+    put("model_high", named)
+    policy = graph.add(
+        "WanFitOffloadPolicy", model=models["model_high"], model_low=models["model_low"], policy="stream",
+        vram_budget=0.0, ram_budget=0.0, attention="comfyui", fp8_matmul=True,
+    )  # fmt: skip
+    models = {"model_high": policy, "model_low": [policy[0], 1]}
+    put("model_high", titled)
+    put("model_low", titled)
+    text = graph.add("TestConditioning", seed=1)
+    node = graph.add(
+        "WanFitSampler", **models, positive=text, negative=text, seed=1, steps=2, cfg_high=1.0, cfg_low=1.0,
+        latent_image=graph.add("EmptyHunyuanLatentVideo", width=64, height=48, length=5, batch_size=1),
+        sampler_name="euler", scheduler="simple", shift=5.0, boundary=0.0, switch_step=0, start_at_step=0,
+        end_at_step=10000, add_noise="enable", return_with_leftover_noise="disable", save_every=0, resume="off",
+    )  # fmt: skip
+    graph.add("TestSaveTensor", latent=node, name="pointed_out")
+    notes = [line for line in run(graph).entry["outputs"][node[0]]["text"][0].splitlines() if "LoRA" in line]
+    assert notes == [
+        f"note: {titled} is a LoRA of the low-noise expert, as its metadata says, and is on model_high",
+        f"note: {named} is a LoRA of the high-noise expert, as its file name says, and is on model_low",
+    ]
