@@ -18,7 +18,9 @@ from ...src.wanfit.checkpoint import Checkpoint, open_checkpoint
 from ...src.wanfit.errors import CheckpointError, InputError
 from ...src.wanfit.pipeline.text.spm import model_from_gguf
 from ...src.wanfit.quant import StoredWeight, dequantize, gather_rows, linear
-from . import folders
+from . import errors, folders
+
+_WORDS = {"text": "device of WanFit Load Text Encoder", "text_encoder": "text_encoder"}
 
 _LAYERS, _DIM, _FFN = 24, 4096, 10240
 """Of the UMT5-XXL that ComfyUI builds, and that it recognises by the last two."""
@@ -40,10 +42,32 @@ def load(name: str, device: str) -> Any:
     if device == "cpu":
         options["load_device"] = options["offload_device"] = torch.device("cpu")
     if checkpoint.container == "gguf":
-        return _stored(checkpoint, options)
+        return explaining(_stored(checkpoint, options))
     _refuse_new_formats_on_old_core(path, checkpoint)
     embeddings = folder_paths.get_folder_paths("embeddings")
-    return comfy.sd.load_clip([str(path)], embeddings, comfy.sd.CLIPType.WAN, model_options=options)
+    return explaining(comfy.sd.load_clip([str(path)], embeddings, comfy.sd.CLIPType.WAN, model_options=options))
+
+
+class ExplainedClip(comfy.sd.CLIP):
+    """A CLIP whose failures of memory say their cause in whatever node it is used, CLIPTextEncode above all."""
+
+    def encode_from_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        with errors.in_words_of(_WORDS, "text"):
+            return super().encode_from_tokens(*args, **kwargs)
+
+    def encode_from_tokens_scheduled(self, *args: Any, **kwargs: Any) -> Any:
+        with errors.in_words_of(_WORDS, "text"):
+            return super().encode_from_tokens_scheduled(*args, **kwargs)
+
+    def clone(self, *args: Any, **kwargs: Any) -> Any:
+        return explaining(super().clone(*args, **kwargs))
+
+
+def explaining(clip: Any) -> Any:
+    """The same CLIP as an `ExplainedClip`: ComfyUI's loaders and `clone` name their class themselves."""
+    if type(clip) is comfy.sd.CLIP:
+        clip.__class__ = ExplainedClip
+    return clip
 
 
 def _refuse_new_formats_on_old_core(path: Path, checkpoint: Checkpoint) -> None:

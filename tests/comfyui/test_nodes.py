@@ -48,6 +48,23 @@ def test_a_moved_text_encoder_takes_no_copy_in_ram(server: Server, run: Any) -> 
     assert said.startswith("0 of ") and int(said.split()[-1]) > 24 * 7  # seven matrices a layer, and the embedding
 
 
+def test_a_core_text_node_that_runs_out_of_memory_says_the_cause(server: Server, run: Any) -> None:
+    """CLIPTextEncode is the core's; the failure is an allocation that no machine grants, through a copy of the CLIP."""
+    for place in ("load", "forward", ""):
+        graph = Graph()
+        clip = graph.add("WanFitTextEncoderLoader", text_encoder=TEXT, device="default")
+        used = graph.add("TestTextFails", clip=clip, place=place, nbytes=str(2**60)) if place else clip
+        graph.add("TestSaveTensor", name="text", conditioning=graph.add("CLIPTextEncode", clip=used, text="a"))
+        if not place:
+            assert run(graph)["text"].shape[-1] == 4096
+            continue
+        with pytest.raises(PromptFailed) as caught:
+            run(graph)
+        said = str(caught.value)
+        assert "RAM is full in the stage text: 1073741824.00 GiB more were needed" in said and "it is not VRAM" in said
+        assert "DefaultCPUAllocator" not in said
+
+
 def test_probe_and_purge_in_a_graph_without_other_wanfit_nodes(run: Any, server: Server) -> None:
     graph = Graph()
     image = graph.add("EmptyImage", width=64, height=64, batch_size=1, color=0xFFFFFF)

@@ -22,6 +22,8 @@ SPARE = 1 / 8
 and left this much over. With less to spare it is full for all that matters: the next request would have failed anyway,
 and what helps is to need less."""
 
+_SMALLER_TEXT = "Set <text> to cpu, or use a smaller text encoder file (fp8, Q4_K_M)"
+
 PAGEFILE_TOO_SMALL = 1455
 """Windows: ERROR_COMMITMENT_LIMIT."""
 
@@ -104,7 +106,9 @@ def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation
     return Explanation(
         "vram full",
         f"The device memory is full{at}: {asked} more were needed{left}{limit}{held}{planned}",
-        "Use a smaller <width>, <height> or <num_frames>, or a smaller file; wanfit plan says what fits",
+        _SMALLER_TEXT
+        if facts.stage == "text"
+        else "Use a smaller <width>, <height> or <num_frames>, or a smaller file; wanfit plan says what fits",
     )
 
 

@@ -200,6 +200,39 @@ class TestMoveText:
         return {"ui": {"text": [f"{moved} of {len(before)}"]}, "result": (clip, "")}
 
 
+class TestTextFails:
+    """A text encoder that asks for more memory than there is when it is used next; as another node's copy of it."""
+
+    RETURN_TYPES = ("CLIP",)
+    FUNCTION = "run"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"clip": ("CLIP",), "place": (["load", "forward"],), "nbytes": ("STRING", {})}}
+
+    @classmethod
+    def IS_CHANGED(cls, **_):
+        return float("nan")
+
+    def run(self, clip, place, nbytes):
+        clip = clip.clone()
+        if place == "forward":
+            handle = clip.cond_stage_model.umt5xxl.transformer.register_forward_pre_hook(lambda *_: fail())
+        else:
+            original, clip.load_model = clip.load_model, lambda *_: fail()
+
+        def fail():
+            if place == "forward":
+                handle.remove()
+            else:
+                clip.load_model = original
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            torch.empty(int(nbytes), dtype=torch.uint8, device=device)
+
+        return (clip,)
+
+
 class TestMargin:
     """Sets the margin of a WanFit MODEL's memory alarm: 0 for the usual one, else GiB that have to be free."""
 
@@ -253,6 +286,7 @@ class TestMemoryRequired:
 
 
 _ALL = (
+    TestTextFails,
     TestMargin,
     TestMemoryRequired,
     TestConditioning,

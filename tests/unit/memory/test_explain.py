@@ -70,6 +70,7 @@ def test_vram_is_full_while_loading():
     """Document 000 of lore.md: everything allocated, nothing free; not fragmentation."""
     error = native("26.00 MiB", "23.52 GiB", "0 bytes", "23.45 GiB", "23.04 GiB", "105.00 MiB")
     assert cause(error, Facts(stage="text")) == "vram full"
+    assert "<text> to cpu" in str(explain(error, Facts(stage="text")))
 
 
 def test_vram_is_full_in_the_middle_of_the_sampling_and_the_plan_is_quoted():
