@@ -1,7 +1,9 @@
 """The allocator's settings as torch itself takes them, limits of the host, and the disk's speed."""
 
+import ast
 import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -157,3 +159,17 @@ def test_a_machine_without_a_card_is_examined(tmp_path):
     if not torch.cuda.is_available():
         assert any(finding.state == "unread" and finding.topic == "card" for finding in findings)
     assert any(finding.state == "wrong" for finding in examine(tmp_path / "missing"))
+
+
+def test_wanfit_starts_no_process_of_its_own():
+    """So there is no worker that could be left over, and nothing for the doctor to end. (Triton calls a compiler.)"""
+    starters = {"subprocess", "multiprocessing", "concurrent", "torch.multiprocessing", "torch.distributed"}
+    root = Path(__file__).resolve().parents[3]
+    for path in [*(root / "src").rglob("*.py"), *(root / "nodes").rglob("*.py"), root / "__init__.py"]:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name for name in named if name in starters or name.split(".")[0] in starters}, path
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+                assert not node.attr.startswith(("fork", "spawn", "exec", "popen", "system")), path
