@@ -202,8 +202,10 @@ class BlockStore:
 
     def _adapt(self) -> None:
         """Between two passes: let `auto` keep more blocks when copies take longer than the computation."""
+        if self.policy != "auto" or self._active is None:
+            return
         speed = self._lane.speed()
-        if self.policy != "auto" or speed is None or self._active is None:
+        if speed is None:
             return
         count = len(self._files[self._active])
         slot_bytes = self._slots.slot_bytes
