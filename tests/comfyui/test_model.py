@@ -141,25 +141,23 @@ def test_saving_and_merging_are_refused(run: Any) -> None:
         run(graph)
 
 
-def test_context_windows_and_easy_cache(run: Any, server: Server) -> None:
-    nodes = server.get("/object_info")
-    for number, (node, inputs) in enumerate(
-        {
-            "WanContextWindowsManual": {
-                "context_length": 9, "context_overlap": 4, "context_schedule": "standard_static", "context_stride": 1,
-                "closed_loop": False, "fuse_method": "pyramid", "freenoise": False,
-            },
-            "EasyCache": {"reuse_threshold": 0.2, "start_percent": 0.15, "end_percent": 0.95, "verbose": False},
-        }.items()
-    ):  # fmt: skip
-        assert node in nodes
-        results = []
-        known = {**nodes[node]["input"].get("required", {}), **nodes[node]["input"].get("optional", {})}
-        given = {key: value for key, value in inputs.items() if key in known}
-        missing = {k: v[1]["default"] for k, v in known.items() if k not in given and len(v) > 1 and "default" in v[1]}
-        for name, loader in (("core", core_model), ("wanfit", wanfit_model)):
-            graph = Graph()
-            model = graph.add(node, model=loader(graph, T2V_HIGH), **given, **missing)
-            graph.sample(model, f"{name}{number}", length=17)
-            results.append(run(graph)[f"{name}{number}"])
-        assert relative_error(results[1], results[0]) < PARITY, node
+def test_context_windows(run: Any, server: Server) -> None:
+    inputs = {
+        "context_length": 9, "context_overlap": 4, "context_schedule": "standard_static", "context_stride": 1,
+        "closed_loop": False, "fuse_method": "pyramid", "freenoise": False,
+    }  # fmt: skip
+    spec = server.get("/object_info")["WanContextWindowsManual"]["input"]
+    known = {**spec.get("required", {}), **spec.get("optional", {})}
+    given = {key: value for key, value in inputs.items() if key in known}
+    missing = {k: v[1]["default"] for k, v in known.items() if k not in given and len(v) > 1 and "default" in v[1]}
+    results = []
+    for name, loader in (("core", core_model), ("wanfit", wanfit_model)):
+        graph = Graph()
+        model = loader(graph, T2V_HIGH)
+        windows = graph.add("WanContextWindowsManual", model=model, **given, **missing)
+        graph.sample(windows, name, length=17)
+        if name == "core":
+            graph.sample(model, "whole", length=17)
+        results.append(run(graph))
+    assert relative_error(results[1]["wanfit"], results[0]["core"]) < PARITY
+    assert relative_error(results[0]["whole"], results[0]["core"]) > 100 * PARITY, "there is more than one window"

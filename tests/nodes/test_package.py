@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,24 @@ def test_only_runtime_files_are_shipped() -> None:
     }  # fmt: skip
     assert not any(name.endswith((".pyc", ".so", ".zip")) for name in shipped())
     assert not any((ROOT / name).is_symlink() for name in shipped())
+
+
+@pytest.mark.parametrize("tracked", [True, False], ids=["git", "no git"])
+def test_the_zip_of_comfy_cli_has_those_files_and_no_others(tmp_path: Path, tracked: bool) -> None:
+    """From a folder with everything that lies about in one; without git comfy-cli packs what it finds."""
+    for name in git("ls-files"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    if tracked:
+        for command in (["init", "--quiet"], ["add", "--all"]):
+            subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    for name in (".gpu/a.whl", ".venv/bin/b.py", "nodes/__pycache__/c.pyc", "src/wanfit.egg-info/d", "demo/e.mp4"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    comfy = [str(Path(sys.executable).with_name("comfy")), "--skip-prompt", "--no-enable-telemetry", "node", "pack"]
+    subprocess.run(comfy, cwd=tmp_path, check=True, capture_output=True)
+    with zipfile.ZipFile(tmp_path / "node.zip") as packed:
+        assert set(packed.namelist()) == shipped()
 
 
 def test_no_network_no_subprocess_no_pickle_no_eval() -> None:
