@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from .machine import Machine
 from .parts import Model
-from .plan import Options, Plan, make_plan, may_fit
+from .plan import Options, Plan, denoising_fits, make_plan, video_of
+from .tiles import vae_fits
 
 Prefer = Literal["size", "length"]
 
@@ -41,25 +43,25 @@ class Search:
 
     def fitting(self, width: int, height: int, num_frames: int) -> Settings | None:
         """With its plan, where it fits."""
-        if not may_fit(self.model, self.machine, width, height, num_frames, self.options):
+        if not self._denoising_fits(width, height, num_frames):
             return None
         plan = make_plan(self.model, self.machine, width, height, num_frames, self.options)
         return Settings(width, height, num_frames, plan) if plan.fits else None
 
+    def _denoising_fits(self, width: int, height: int, num_frames: int) -> bool:
+        video = video_of(self.model, width, height, num_frames, self.options)
+        return denoising_fits(self.model, self.machine, video, self.options)
+
+    def _vae_fits(self, width: int, height: int, num_frames: int) -> bool:
+        return vae_fits(self.model, self.machine, video_of(self.model, width, height, num_frames, self.options))
+
     def first(self, candidates: Sequence[tuple[int, int, int]]) -> Settings | None:
-        """The first of `candidates` that fits; what is needed only gets less along them, so the range is halved."""
-        best = self.fitting(*candidates[-1]) if candidates else None
-        if best is None:
-            return None
-        low, high = 0, len(candidates) - 2
-        while low <= high:
-            middle = (low + high) // 2
-            found = self.fitting(*candidates[middle])
-            if found is None:
-                low = middle + 1
-            else:
-                best, high = found, middle - 1
-        return best
+        """The first of `candidates` that fits; what is needed only gets less along them, so the range is halved: by
+        the denoising, which is soon told, then by the smallest tiles of the VAE."""
+        for fits in (self._denoising_fits, self._vae_fits):
+            if candidates and not fits(*candidates[0]):
+                candidates = candidates[bisect_left(candidates, True, key=lambda size: fits(*size)) :]
+        return next((found for size in candidates if (found := self.fitting(*size)) is not None), None)
 
     def longest(self, width: int, height: int, num_frames: int) -> Settings | None:
         lengths = range(num_frames, _SHORTEST - 1, -4) or [num_frames]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
 
 from ..offload.host_memory import pinned_bytes
+from .host import in_wsl, swap_in_use
 from .nvml import Gpu, open_gpu
 
 
@@ -35,12 +38,9 @@ class Counters:
         self._cuda = device.type == "cuda"
         self.unread: dict[str, str] = {}
         self._gpu: Gpu | None = None
-        try:
-            self._disk = psutil.Process().io_counters
-            self._disk()
-        except (AttributeError, psutil.Error) as error:
-            self._disk = None
-            self.unread["disk_read"] = f"this system does not tell what a process reads ({type(error).__name__})"
+        self._disk = _disk_counter(self.unread)
+        if swap_in_use() is None:
+            self.unread["swap"] = "the system's performance counters are switched off"
         if not self._cuda:
             self.unread["device_used"] = self.unread["inactive"] = self.unread["spilled"] = "no CUDA device is used"
             self.unread["pinned"] = "nothing is pinned without a CUDA device"
@@ -48,7 +48,7 @@ class Counters:
         self._gpu, reason = open_gpu(device)
         if reason:
             self.unread["NVML"] = f"{reason}; device_used is what the CUDA runtime says"
-        if sys.platform != "win32":
+        if sys.platform != "win32" and not in_wsl():  # WSL's device memory is Windows'
             self.unread["spilled"] = "only Windows moves device memory to RAM by itself"
         elif self._gpu is None:
             self.unread["spilled"] = "it takes NVML; see the Task Manager, GPU, shared GPU memory"
@@ -58,7 +58,8 @@ class Counters:
             self.unread["PyTorch's pinned cache"] = f"torch {torch.__version__} has no host_memory_stats"
 
     def read(self) -> Reading:
-        swap = psutil.swap_memory().used
+        in_use = None if "swap" in self.unread else swap_in_use()
+        swap = None if in_use is None else in_use[0]
         if not self._cuda:
             return Reading(None, None, None, swap, None)
         inactive = None
@@ -79,6 +80,20 @@ class Counters:
             return self._gpu.memory()[0]
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free
+
+
+def _disk_counter(unread: dict[str, str]) -> Callable[[], Any] | None:
+    """What tells the bytes that this process has read from disk, where that is what the system counts."""
+    if sys.platform == "win32":
+        unread["disk_read"] = "Windows counts what is read by calls, from disk or not, and no mapped files"
+        return None
+    try:
+        counter: Callable[[], Any] = psutil.Process().io_counters
+        counter()
+    except (AttributeError, psutil.Error) as error:
+        unread["disk_read"] = f"this system does not tell what a process reads ({type(error).__name__})"
+        return None
+    return counter
 
 
 def beyond_the_card(reserved: int, used: int) -> int:

@@ -247,7 +247,7 @@ def _conversion(video: Video, machine: Machine, *, single: bool) -> int:
 
 
 def vae_weights(part: VaePart, machine: Machine) -> int:
-    return sum(p.numel() for p in part.module().parameters()) * machine.vae_dtype.itemsize
+    return part.elements * machine.vae_dtype.itemsize
 
 
 def _latent_area(video: Video, part: TransformerPart) -> int:

@@ -17,7 +17,7 @@ from ..quant.float8_matmul import float8_units
 from ..quant.triton_support import triton_refusal
 from ..vae.conv3d import trap_here
 from .allocator import Finding, check_allocator
-from .host import available_bytes, commit_room, group_limits, in_wsl
+from .host import available_bytes, commit_room, group_limits, in_wsl, swap_in_use
 from .nvml import open_gpu
 from .record import gib
 from .version_pairs import check_installed
@@ -130,11 +130,15 @@ def _attention(device: torch.device) -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    memory, swap = psutil.virtual_memory(), swap_in_use()
     yield Finding("memory", "ok", f"RAM {gib(memory.total)}, {gib(available_bytes())} of it can be taken")
     name = "page file" if sys.platform == "win32" else "swap"
-    state = "warning" if sys.platform == "win32" and swap.total < memory.total // 2 else "ok"
-    yield Finding("memory", state, f"{name} {gib(swap.total)}, {gib(swap.used)} in use")
+    if swap is None:
+        yield Finding("memory", "unread", f"{name}: the system's performance counters are switched off")
+    else:
+        used, total = swap
+        state = "warning" if sys.platform == "win32" and total < memory.total // 2 else "ok"
+        yield Finding("memory", state, f"{name} {gib(total)}, {gib(used)} in use")
     room = commit_room()
     if room is not None:
         yield Finding("memory", "ok", f"{gib(room)} can still be promised to programs (commit limit)")
@@ -163,7 +167,10 @@ def _card(device: torch.device) -> Iterator[Finding]:
     yield Finding(
         "card", "ok", f"{gpu.name()}, driver {gpu.driver()}: {gib(used)} of {gib(total)} in use by all processes"
     )
-    for process in gpu.processes():
+    processes = gpu.processes()
+    if not processes and device.type == "cuda":  # this one is there
+        yield Finding("card", "unread", "the processes on the card: this system does not list them")
+    for process in processes:
         own = " (this process)" if process.pid == os.getpid() else ""
         held = "an amount that the system hides" if process.used is None else gib(process.used)
         yield Finding("card", "note", f"process {process.pid} {process.name}{own} holds {held}")

@@ -66,6 +66,15 @@ def commit_room() -> int | None:
     return _linux_commit(PROC)
 
 
+def swap_in_use() -> tuple[int, int] | None:
+    """(used, total) of swap or page file, bytes; None where Windows' performance counters are switched off."""
+    try:
+        swap = psutil.swap_memory()
+    except (RuntimeError, OSError):
+        return None
+    return swap.used, swap.total
+
+
 def in_wsl(proc: Path = PROC) -> bool:
     """Whether this Linux runs inside WSL, which gives it half of the RAM unless told otherwise."""
     text = _text(proc / "version")

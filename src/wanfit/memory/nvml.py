@@ -36,10 +36,13 @@ class Gpu:
         return str(self._library.nvmlDeviceGetName(self._handle))
 
     def processes(self) -> list[GpuProcess]:
-        """With compute or graphics contexts, those with most memory first."""
+        """With compute or graphics contexts, those with most memory first; none where the system lists none (WSL)."""
         found: dict[int, GpuProcess] = {}
         for kind in ("Compute", "Graphics"):
-            listed: Any = getattr(self._library, f"nvmlDeviceGet{kind}RunningProcesses")(self._handle)
+            try:
+                listed: Any = getattr(self._library, f"nvmlDeviceGet{kind}RunningProcesses")(self._handle)
+            except self._library.NVMLError:
+                continue
             for process in listed:
                 used = process.usedGpuMemory
                 found[process.pid] = GpuProcess(process.pid, self._process_name(process.pid), used and int(used))
@@ -67,10 +70,13 @@ def open_gpu(device: torch.device | None = None) -> tuple[Gpu | None, str]:
     try:
         pynvml.nvmlInit()
         if device is None:
-            return Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)), ""
-        uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-        if uuid is None:
-            return None, "this PyTorch does not tell a card's UUID"
-        return Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")), ""
+            gpu = Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(0))
+        else:
+            uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+            if uuid is None:
+                return None, "this PyTorch does not tell a card's UUID"
+            gpu = Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+        gpu.memory()  # not told of cards without memory of their own
+        return gpu, ""
     except pynvml.NVMLError as error:
         return None, f"NVML: {error}"

@@ -6,13 +6,14 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from ..blocks import BlockShape
 from ..checkpoint import VARIANTS, Checkpoint, TensorInfo, Variant
-from ..vae.config import diffusers_config
+from ..checkpoint.structure import vae_tensors
+from ..vae.layers import VaeModel
+from ..vae.shapes import describe_tensors
 
 ALIGNMENT = 256
 """Of each tensor in a device slot, see `offload.layout`."""
@@ -92,17 +93,19 @@ class VaePart:
     decoder_base_dim: int
     nbytes: int
 
-    def module(self) -> Any:
-        """diffusers' `AutoencoderKLWan` of these widths, on the meta device."""
-        return _meta_vae(self.variant, self.base_dim, self.decoder_base_dim)
+    @property
+    def latent_channels(self) -> int:
+        return 16 if self.variant == "vae-2.1" else 48
 
+    @property
+    def elements(self) -> int:
+        """Weights of both halves."""
+        return self.description.elements("decode") + self.description.elements("encode")
 
-@functools.lru_cache(maxsize=8)
-def _meta_vae(variant: str, base_dim: int, decoder_base_dim: int) -> Any:
-    from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
-
-    with torch.device("meta"):
-        return AutoencoderKLWan(**diffusers_config(variant, base_dim=base_dim, decoder_base_dim=decoder_base_dim))
+    @property
+    def description(self) -> VaeModel:
+        """For the VAE's plans."""
+        return _described(self.variant, self.base_dim, self.decoder_base_dim, self.latent_channels)
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,18 @@ class Model:
     def slot_bytes(self) -> int:
         """Of a device slot: the largest block of any expert."""
         return max(part.block_bytes for part in self.transformers)
+
+
+@functools.lru_cache(maxsize=8)
+def _described(variant: str, base_dim: int, decoder_base_dim: int, latent_channels: int) -> VaeModel:
+    shapes = vae_tensors(
+        variant,
+        base_dim=base_dim,
+        decoder_base_dim=decoder_base_dim,
+        latent_channels=latent_channels,
+        pixel_channels=3 if variant == "vae-2.1" else 12,
+    )
+    return describe_tensors(shapes)
 
 
 def transformer_part(checkpoint: Checkpoint, held: Mapping[str, TensorInfo] | None = None) -> TransformerPart:

@@ -23,7 +23,7 @@ from .residency import (
     traffic_of,
 )
 from .tiles import vae_stages
-from .verdict import KEPT, TIGHT, Verdict, limits, room_of, verdict
+from .verdict import KEPT, TIGHT, Verdict, room_of, verdict, within
 
 GIB = 2**30
 CHUNK_TOKENS = 4096
@@ -149,7 +149,7 @@ def make_plan(
     """
     options = options or Options()
     _check(width, height, num_frames, model.variant.size_multiple)
-    video = _video(model, width, height, num_frames, options)
+    video = video_of(model, width, height, num_frames, options)
     text = text_demand(model.text_encoder, video, machine)
     chunk, denoise = _denoise(model, video, machine, options, options.chunk_tokens)
     denoise, keep_loras = _with_loras(denoise, machine, options.loras)
@@ -193,14 +193,14 @@ def make_plan(
     )
 
 
-def may_fit(model: Model, machine: Machine, width: int, height: int, num_frames: int, options: Options) -> bool:
-    """Whether the denoising alone fits: far quicker than the whole plan where it does not."""
-    video = _video(model, width, height, num_frames, options)
+def denoising_fits(model: Model, machine: Machine, video: Video, options: Options) -> bool:
+    """Whether everything but the VAE's passes fits: far quicker than the whole plan."""
     _, demands = _denoise(model, video, machine, options, SMALLEST_CHUNK)
-    return all(needed <= room for demand in demands for _, needed, room in limits(demand, machine))
+    demands, _ = _with_loras(demands, machine, options.loras)
+    return all(within(demand, machine) for demand in (text_demand(model.text_encoder, video, machine), *demands))
 
 
-def _video(model: Model, width: int, height: int, num_frames: int, options: Options) -> Video:
+def video_of(model: Model, width: int, height: int, num_frames: int, options: Options) -> Video:
     image = model.variant.needs_image if options.image is None else options.image
     multiple = model.variant.size_multiple
     return Video(width, height, num_frames, image, multiple, options.text_tokens, options.prompts, batch=options.batch)

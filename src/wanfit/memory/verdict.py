@@ -62,6 +62,11 @@ def limits(stage: Demand, machine: Machine) -> list[tuple[str, int, int]]:
     return limits
 
 
+def within(stage: Demand, machine: Machine) -> bool:
+    """Whether the stage stays within all of them."""
+    return all(needed <= room for _, needed, room in limits(stage, machine))
+
+
 def _must(ram: Mapping[str, int]) -> int:
     """RAM that a stage cannot do without: the blocks that are kept there are not part of it."""
     return sum(nbytes for cause, nbytes in ram.items() if cause != KEPT)

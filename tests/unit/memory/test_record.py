@@ -2,10 +2,12 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import torch
 from PIL import Image
 
+from wanfit.memory import counters, host, nvml
 from wanfit.memory.chart import draw
 from wanfit.memory.counters import beyond_the_card
 from wanfit.memory.record import MemoryRecord, PlannedPeak, Stage
@@ -86,3 +88,35 @@ def test_device_memory_that_cannot_be_on_the_card():
     record = MemoryRecord(torch.device("cpu"))
     record.stages.append(Stage("denoise high", 0.0, spilled_peak=3584 * MIB))
     assert "denoise high: at least 3.50 GiB of device memory lay in RAM" in record.notes()[0]
+
+
+def test_counters_that_windows_and_wsl_lack_or_count_otherwise(monkeypatch):
+    """The code paths of other systems, by what those systems answer."""
+    monkeypatch.setattr(counters.sys, "platform", "win32")
+    read = counters.Counters(torch.device("cpu"))
+    assert read.disk_read() is None and "mapped files" in read.unread["disk_read"]
+
+    def off() -> None:
+        raise RuntimeError("PdhAddEnglishCounterW failed. Performance counters may be disabled.")
+
+    monkeypatch.setattr(host.psutil, "swap_memory", off)
+    read = counters.Counters(torch.device("cpu"))
+    assert read.read().swap is None and "switched off" in read.unread["swap"]
+
+
+def test_a_driver_that_lists_no_processes_says_none():
+    class NVMLError(Exception):
+        pass
+
+    def refuse(_: object) -> None:
+        raise NVMLError("Not Supported")
+
+    library = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlDeviceGetComputeRunningProcesses=refuse,
+        nvmlDeviceGetGraphicsRunningProcesses=lambda _: [SimpleNamespace(pid=7, usedGpuMemory=None)],
+        nvmlSystemGetProcessName=refuse,
+    )
+    assert nvml.Gpu(library, None).processes() == [nvml.GpuProcess(7, "unknown", None)]
+    library.nvmlDeviceGetGraphicsRunningProcesses = refuse
+    assert nvml.Gpu(library, None).processes() == []
