@@ -22,6 +22,9 @@ SPARE = 1 / 8
 and left this much over. With less to spare it is full for all that matters: the next request would have failed anyway,
 and what helps is to need less."""
 
+PLENTY = 8 * GIB
+"""Of RAM and of what the system still promises: with so much left neither refuses a request."""
+
 _SMALLER_TEXT = "Set <text> to cpu, or use a smaller text encoder file (fp8, Q4_K_M)"
 
 PAGEFILE_TOO_SMALL = 1455
@@ -66,6 +69,13 @@ def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation
         and free >= 1.1 * figures.asked + 2**26
     ):
         ram = "" if facts.ram_free is None else f" ({_gib(facts.ram_free)} of RAM are left)"
+        if facts.ram_free is not None and min(facts.ram_free, facts.commit_free or facts.ram_free) >= PLENTY:
+            return Explanation(
+                "earlier CUDA error",
+                f"The device refused {asked}{at} with {_gib(free)} of its memory free{ram}: nothing is short; mostly a "
+                "kernel failed before, such as an attention kernel that was compiled for another torch",
+                "Set <attention> to sdpa, and see what wanfit doctor says of versions",
+            )
         return Explanation(
             "host memory full",
             f"The device refused {asked}{at} with {_gib(free)} of its memory free: what is full is RAM, pinned memory "

@@ -12,7 +12,7 @@ class Facts:
     Args:
         stage: of the run.
         planned_vram: bytes that the plan said this stage needs.
-        vram_free, vram_total: of the device. ram_free: of the host.
+        vram_free, vram_total: of the device. ram_free: of the host. commit_free: what the system still promises in all.
         conv3d_trap: what `vae.conv3d.trap_here` says of this PyTorch.
         others: (process id, name, bytes) of other programs on the device.
         wsl: runs inside WSL. aimdo: version of ComfyUI's memory manager.
@@ -23,6 +23,7 @@ class Facts:
     vram_free: int | None = None
     vram_total: int | None = None
     ram_free: int | None = None
+    commit_free: int | None = None
     conv3d_trap: str = ""
     others: tuple[tuple[int, str, int], ...] = ()
     wsl: bool = False

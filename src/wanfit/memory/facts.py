@@ -9,7 +9,7 @@ import torch
 
 from ..vae.conv3d import trap_here
 from .explanation import Facts
-from .host import available_bytes, in_wsl
+from .host import available_bytes, commit_room, in_wsl
 from .nvml import open_gpu
 from .record import MemoryRecord
 
@@ -46,6 +46,7 @@ def gather(device: torch.device, dtype: torch.dtype, record: MemoryRecord | None
         vram_free=free,
         vram_total=total,
         ram_free=available_bytes(),
+        commit_free=commit_room(),
         conv3d_trap=trap_here(device, dtype),
         others=others,
         wsl=in_wsl(),

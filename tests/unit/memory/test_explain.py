@@ -110,6 +110,15 @@ def test_free_but_fails_is_host_memory():
     assert ".wslconfig" in str(explain(error, Facts(wsl=True))), "komikndr/raylight#108"
 
 
+def test_nothing_is_short_and_yet_it_fails():
+    """GKartist75/wan2gp-desktop#64: SageAttention compiled for torch 2.9 under torch 2.10, on a 4090."""
+    error = native("26.00 MiB", "23.99 GiB", "21.48 GiB", "2.30 GiB", "872.49 MiB", "90.00 MiB")
+    assert cause(error, Facts(ram_free=30 * GIB)) == "earlier CUDA error"
+    assert "compiled for another torch" in str(explain(error, Facts(ram_free=30 * GIB)))
+    assert cause(error, Facts(ram_free=30 * GIB, commit_free=GIB)) == "host memory full", "the page file is"
+    assert cause(error, Facts(ram_free=GIB)) == "host memory full"
+
+
 def test_a_limit_of_the_program_is_no_host_problem():
     """With a memory fraction the same message names what is allowed, and the card has plenty free."""
     error = native(
