@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import init_empty_weights
+from diffusers import AutoencoderKLWan
 from dit_weights import RepeatedFile
 
 from wanfit.blocks import ForwardSettings
@@ -24,6 +25,7 @@ from wanfit.offload.layout import BlockLayout
 from wanfit.offload.store import OffloadReport
 from wanfit.pipeline.transformer import LeanTransformer
 from wanfit.quant import StoredWeight
+from wanfit.vae.config import diffusers_config
 from wanfit.vae.decode import decode
 from wanfit.vae.job import TilePlan
 from wanfit.vae.sinks import OrderedFrames
@@ -121,8 +123,8 @@ def run_forward(part: TransformerPart, block: Block, plan: Plan, passes: int = 1
 
 @torch.inference_mode()
 def run_decode(model: Model, video: Video, tiles: TilePlan) -> None:
-    config = dict(model.vae.module().config)
-    vae = type(model.vae.module())(**config).to("cuda", torch.bfloat16).eval().requires_grad_(False)
+    vae = AutoencoderKLWan(**diffusers_config(model.vae.variant))
+    vae = vae.to("cuda", torch.bfloat16).eval().requires_grad_(False)
     sink = OrderedFrames(lambda *_: None)
     try:
         decode(vae, torch.zeros(decode_shape(model, video), device="cuda"), tiles, sink)

@@ -6,12 +6,11 @@ padding and stride is taken from the modules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
-from ..errors import CheckpointError
 from .layers import (
     Attention,
     Conv,
@@ -25,18 +24,21 @@ from .layers import (
     Upsample,
     VaeModel,
 )
+from .stages import assemble, split, unsupported
 
 
 def describe(vae: Any) -> VaeModel:
-    """The stages of `vae`. Modules on the meta device will do.
+    """The stages of `vae`. Modules on the meta device will do; a description is its own.
 
     Raises: CheckpointError model_unsupported: no Wan VAE, or one with layers that have no exact tiling.
     """
+    if isinstance(vae, VaeModel):
+        return vae
     if hasattr(vae, "post_quant_conv") and hasattr(vae, "quant_conv"):
         return _from_diffusers(vae)
     if hasattr(vae, "conv1") and hasattr(vae, "conv2") and hasattr(vae, "decoder"):
         return _from_comfyui(vae)
-    raise _unsupported(f"<vae> is a {type(vae).__name__}, which is neither AutoencoderKLWan nor WanVAE")
+    raise unsupported(f"<vae> is a {type(vae).__name__}, which is neither AutoencoderKLWan nor WanVAE")
 
 
 def _from_diffusers(vae: Any) -> VaeModel:
@@ -61,14 +63,14 @@ def _from_diffusers(vae: Any) -> VaeModel:
             modules = [*block.resnets] + ([block.downsampler] if block.downsampler is not None else [])
             downs.append(_stage(modules, block.avg_shortcut))
     else:
-        downs = _split(encoder.down_blocks)
+        downs = split(map(_layer, encoder.down_blocks))
     tail = [
         *_middle(encoder.mid_block),
         Plain(_conv(encoder.conv_out), _norm(encoder.norm_out)),
         Plain(_conv(vae.quant_conv)),
     ]
     patch = vae.config.patch_size or 1
-    return _assemble(trunk, ups, head, Plain(_conv(encoder.conv_in)), downs, tail, patch)
+    return assemble(trunk, ups, head, Plain(_conv(encoder.conv_in)), downs, tail, patch)
 
 
 def _from_comfyui(vae: Any) -> VaeModel:
@@ -78,7 +80,7 @@ def _from_comfyui(vae: Any) -> VaeModel:
         ups = [_stage(block.upsamples, block.avg_shortcut) for block in decoder.upsamples]
         downs = [_stage(block.downsamples, block.avg_shortcut) for block in encoder.downsamples]
     else:
-        ups, downs = _split(decoder.upsamples), _split(encoder.downsamples)
+        ups, downs = split(map(_layer, decoder.upsamples)), split(map(_layer, encoder.downsamples))
     trunk = [Plain(_conv(vae.conv2)), Plain(_conv(decoder.conv1)), *map(_layer, decoder.middle)]
     head = Plain(_conv(decoder.head[-1]), _norm(decoder.head[0]))
     tail = [
@@ -86,50 +88,7 @@ def _from_comfyui(vae: Any) -> VaeModel:
         Plain(_conv(encoder.head[-1]), _norm(encoder.head[0])),
         Plain(_conv(vae.conv1)),
     ]
-    return _assemble(trunk, ups, head, Plain(_conv(encoder.conv1)), downs, tail, 2 if grouped else 1)
-
-
-def _assemble(
-    trunk: Sequence[Layer],
-    ups: Sequence[Stage],
-    head: Layer,
-    first: Layer,
-    downs: Sequence[Stage],
-    tail: Sequence[Layer],
-    patch: int,
-) -> VaeModel:
-    for stage in (*ups, *downs):
-        if not stage.tileable:
-            raise _unsupported("<vae> has attention outside its middle block")
-    # The shortcut of a stage goes round its own layers only, so head and first layer become stages when one is
-    # there.
-    decoder = [Stage(tuple(trunk)), *ups]
-    if ups[-1].shortcut:
-        decoder.append(Stage((head,)))
-    else:
-        decoder[-1] = Stage((*ups[-1].layers, head))
-    encoder = [*downs, Stage(tuple(tail))]
-    if downs[0].shortcut:
-        encoder.insert(0, Stage((first,)))
-    else:
-        encoder[0] = Stage((first, *downs[0].layers))
-    channels = decoder[-1].outputs // patch**2
-    return VaeModel(tuple(decoder), tuple(encoder), patch, decoder[0].inputs, channels)
-
-
-def _split(modules: Iterable[Any]) -> list[Stage]:
-    """Stages of a flat list of blocks: each ends with its change of resolution."""
-    stages: list[Stage] = []
-    pending: list[Layer] = []
-    for module in modules:
-        layer = _layer(module)
-        pending.append(layer)
-        if isinstance(layer, Upsample | Downsample):
-            stages.append(Stage(tuple(pending)))
-            pending = []
-    if pending:
-        stages.append(Stage(tuple(pending)))
-    return stages
+    return assemble(trunk, ups, head, Plain(_conv(encoder.conv1)), downs, tail, 2 if grouped else 1)
 
 
 def _stage(modules: Iterable[Any], shortcut: Any) -> Stage:
@@ -155,13 +114,13 @@ def _layer(module: Any) -> Layer:
         return _resample(module)
     if hasattr(module, "conv_shortcut"):
         if not isinstance(module.nonlinearity, nn.SiLU):
-            raise _unsupported(f"<vae> uses {type(module.nonlinearity).__name__} instead of SiLU")
+            raise unsupported(f"<vae> uses {type(module.nonlinearity).__name__} instead of SiLU")
         parts = (module.norm1, module.conv1, module.norm2, module.conv2, module.conv_shortcut)
     elif hasattr(module, "residual") and hasattr(module, "shortcut"):
         inner = module.residual
         parts = (inner[0], inner[2], inner[3], inner[6], module.shortcut)
     else:
-        raise _unsupported(f"<vae> holds a {type(module).__name__}")
+        raise unsupported(f"<vae> holds a {type(module).__name__}")
     norm1, conv1, norm2, conv2, shortcut = parts
     around = None if isinstance(shortcut, nn.Identity) else _conv(shortcut)
     return Residual(_norm(norm1), _conv(conv1), _norm(norm2), _conv(conv2), around)
@@ -173,7 +132,7 @@ def _resample(module: Any) -> Layer:
     if module.mode.startswith("upsample"):
         factors = {int(factor) for factor in before.scale_factor}
         if before.mode != "nearest-exact" or len(factors) != 1:
-            raise _unsupported(f"<vae> upsamples by {before.scale_factor} with {before.mode}")
+            raise unsupported(f"<vae> upsamples by {before.scale_factor} with {before.mode}")
         return Upsample(_conv(conv), time, factors.pop())
     return Downsample(_conv(conv, pad=tuple(before.padding)), time, conv.stride[0])
 
@@ -203,9 +162,5 @@ def _conv(module: Any, pad: tuple[int, ...] | None = None) -> Conv:
 
 def _norm(module: Any) -> Norm:
     if isinstance(module.bias, nn.Parameter):
-        raise _unsupported("<vae> has norms with a bias")
+        raise unsupported("<vae> has norms with a bias")
     return Norm(module, module.gamma.shape[0])
-
-
-def _unsupported(what: str) -> CheckpointError:
-    return CheckpointError("model_unsupported", "decode", what, "Use the VAE of Wan 2.1 or of Wan 2.2")

@@ -6,7 +6,6 @@ estimated by the plan, not here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -127,7 +126,7 @@ class Run:
 
     def beside(self, conv: Conv, frames: int, size: tuple[int, int]) -> int:
         """Bytes that a convolution takes beside input and output; `frames` of output."""
-        weight = conv.inputs * conv.outputs * math.prod(conv.kernel) * self.itemsize if self.turned else 0
+        weight = conv.elements * self.itemsize if self.turned else 0
         return weight + self.patches(conv, frames, size)
 
     def patches(self, conv: Conv, frames: int, size: tuple[int, int]) -> int:
@@ -255,6 +254,5 @@ def multiplications(stages: Sequence[Stage], sizes: Sequence[StageSizes], frames
                 elif stage.down and layer is stage.down:
                     area = _area(size.output)
                     times = count / conv.stride[0]
-                kernel = conv.kernel[0] * conv.kernel[1] * conv.kernel[2]
-                total += conv.inputs * conv.outputs * kernel * area * times
+                total += conv.elements * area * times
     return total

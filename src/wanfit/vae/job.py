@@ -22,7 +22,7 @@ from .footprint import (
     scratch_elements,
     turned_elements,
 )
-from .layers import Stage, VaeModel, modules_of
+from .layers import Stage, VaeModel
 from .windows import (
     AxisTile,
     Interval,
@@ -162,7 +162,11 @@ class TileJob:
         return halo(self.tiled, axis, -1 if self.direction == "decode" else 0)
 
     def cuts(self, axis: int, count: int) -> Sequence[Interval]:
-        return balanced_cuts(self.core_sizes[axis], count, self.halo(axis))
+        return balanced_cuts(self.core_sizes[axis], count, self._halos[axis])
+
+    @cached_property
+    def _halos(self) -> tuple[Interval, Interval]:
+        return self.halo(0), self.halo(1)
 
     def tiles_along(self, axis: int, cuts: Sequence[Interval]) -> tuple[AxisTile, ...]:
         start = self.split if self.direction == "decode" else 0
@@ -240,17 +244,12 @@ class TileJob:
             if item == 2 and not self.channels_last:
                 workspace += turned_elements(stages, sizes, self.chunk) * item
         return Memory(
-            self._weights * item,
+            self.model.elements(self.direction) * item,
             cache_elements(stages, sizes) * item,
             scratch_elements(stages, sizes, self.chunk) * item,
             activations,
             workspace,
         )
-
-    @cached_property
-    def _weights(self) -> int:
-        modules = {id(module): module for module in modules_of(self.stages)}
-        return sum(p.numel() for module in modules.values() for p in module.parameters())
 
     @cached_property
     def _levels(self) -> tuple[list[int], list[int]]:

@@ -7,7 +7,9 @@ are at the time.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -25,6 +27,11 @@ class Conv:
     stride: tuple[int, int, int]
     pad: tuple[int, int, int, int]
     planar: bool
+
+    @property
+    def elements(self) -> int:
+        """Of its weight, the bias left out."""
+        return self.inputs * self.outputs * math.prod(self.kernel)
 
     @property
     def history(self) -> int:
@@ -156,6 +163,18 @@ class VaeModel:
     latent_channels: int
     channels: int
 
+    def elements(self, direction: str) -> int:
+        """Weights of the half that runs."""
+        return self._decoder_elements if direction == "decode" else self._encoder_elements
+
+    @cached_property
+    def _decoder_elements(self) -> int:
+        return _elements(self.decoder)
+
+    @cached_property
+    def _encoder_elements(self) -> int:
+        return _elements(self.encoder)
+
 
 def convs_of(layer: Layer) -> tuple[Conv, ...]:
     """The layer's convolutions, the first in the path first."""
@@ -188,3 +207,10 @@ def modules_of(stages: tuple[Stage, ...]) -> list[nn.Module]:
             found += [conv.module for conv in convs_of(layer)]
             found += [norm.module for norm in norms_of(layer)]
     return found
+
+
+def _elements(stages: tuple[Stage, ...]) -> int:
+    layers = [layer for stage in stages for layer in stage.layers]
+    convs = [conv for layer in layers for conv in convs_of(layer)]
+    norms = [norm for layer in layers for norm in norms_of(layer)]
+    return sum(conv.elements + conv.outputs for conv in convs) + sum(norm.channels for norm in norms)

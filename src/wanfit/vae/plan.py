@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,21 +12,13 @@ import torch
 from ..errors import BudgetError, InputError, TilingError
 from .adapters import describe
 from .conv3d import trap_here
-from .job import AxisShape, TileJob, TilePlan
+from .job import TileJob, TilePlan
 from .layers import VaeModel
+from .search import TIME, TileSearch
 from .spool import HOST_BYTES
 from .windows import Interval, time_step
 
 GIB = 1024**3
-MAX_CUTS = 24
-"""Tiles along one axis, at most, in a grid that the planner chooses."""
-_TIME = {1: 1.08, 2: 1.0, 4: 0.94}
-"""Relative time by frames at a time, channels last (one H200, equal grids); only to choose between plans."""
-_TILE_TIME = 0.01
-"""Relative time that one more tile takes beyond its arithmetic, as found there."""
-
-_CLOSE = 1.05
-"""The smallest tiles need no more than this much of what the best grid needs (2.3 % more at 256x192, else nothing)."""
 
 
 def plan_decode(
@@ -42,6 +33,7 @@ def plan_decode(
     chunk: int | None = None,
     channels_last: bool | None = None,
     host_bytes: int = HOST_BYTES,
+    or_least: bool = False,
 ) -> TilePlan:
     """The plan for decoding latents of `latent_shape` (B,C,T,h,w). `vae` may be on the meta device.
 
@@ -53,6 +45,7 @@ def plan_decode(
         chunk: frames at a time; less is less memory. By default 4 on the CPU (as the models do); on CUDA chosen
             within a budget, 2 without.
         channels_last: by default on CUDA in 16 bit, where convolutions need no turned copies then.
+        or_least: where no grid fits, the plan of least memory instead of an error.
 
     Raises:
         BudgetError budget_exceeded: no grid fits; says the smallest that would.
@@ -69,7 +62,8 @@ def plan_decode(
     splits = range(1, last) if start is None else (start + 1,)
     every = [dataclasses.replace(job, split=split) for job in jobs for split in splits]
     held = [job for job in every if job.feature_bytes <= host_bytes]
-    return _choose(held or [job for job in every if job.split == splits[0]], budget_bytes, grid)
+    fitting = held or [job for job in every if job.split == splits[0]]
+    return _choose(fitting, budget_bytes, grid, or_least=or_least)
 
 
 def plan_encode(
@@ -82,6 +76,7 @@ def plan_encode(
     grid: tuple[int, int] | None = None,
     chunk: int | None = None,
     channels_last: bool | None = None,
+    or_least: bool = False,
 ) -> TilePlan:
     """The plan for encoding a video of `video_shape` (B,3,F,H,W); as `plan_decode`.
 
@@ -91,7 +86,7 @@ def plan_encode(
     shape = _checked_video(model, video_shape)
     jobs = _jobs(model, "encode", shape, dtype, device, chunk, channels_last, budgeted=budget_bytes is not None)
     split = max(index for index, stage in enumerate(model.encoder) if stage.down) + 1
-    return _choose([dataclasses.replace(job, split=split) for job in jobs], budget_bytes, grid)
+    return _choose([dataclasses.replace(job, split=split) for job in jobs], budget_bytes, grid, or_least=or_least)
 
 
 def tighter(vae: Any, plan: TilePlan) -> TilePlan | None:
@@ -140,7 +135,7 @@ def _jobs(
     trap = bool(trap_here(target, dtype))
     if channels_last is None:
         channels_last = target.type == "cuda" and dtype.itemsize == 2 and not trap
-    if chunk is not None and chunk not in _TIME:
+    if chunk is not None and chunk not in TIME:
         raise InputError("number_invalid", "plan", f"<chunk> is {chunk}", "Use 1, 2 or 4")
     if chunk is not None:
         chunks = (chunk,)
@@ -166,16 +161,18 @@ def _jobs(
     ]
 
 
-def _choose(jobs: Sequence[TileJob], budget: int | None, grid: tuple[int, int] | None) -> TilePlan:
+def _choose(jobs: Sequence[TileJob], budget: int | None, grid: tuple[int, int] | None, *, or_least: bool) -> TilePlan:
     if grid is not None or budget is None:
         rows, columns = grid or (1, 1)
         plans = [job.plan(job.cuts(0, rows), job.cuts(1, columns)) for job in jobs]
         return min(plans, key=lambda plan: plan.overhead)
-    searched = [_search(job, budget) for job in jobs]
-    fitting = [plan for plan in searched if plan.predicted_bytes <= budget]
-    if fitting:
-        return min(fitting, key=lambda plan: plan.overhead * _TIME[plan.chunk] * (1 + _TILE_TIME * plan.tiles))
-    floor = min(searched, key=lambda plan: plan.predicted_bytes)
+    search = TileSearch(jobs)
+    found = search.fastest(budget)
+    if found is not None:
+        return found
+    floor = search.least()
+    if or_least:
+        return floor
     model = jobs[0].model
     factor = math.prod(stage.up.factor for stage in model.decoder if stage.up) * model.patch
     height, width = (size * (factor if floor.direction == "decode" else 1) for size in floor.shape[3:])
@@ -187,38 +184,6 @@ def _choose(jobs: Sequence[TileJob], budget: int | None, grid: tuple[int, int] |
         f"{floor.grid[0]}x{floor.grid[1]} tiles); <budget_bytes> is {budget / GIB:.2f} GiB",
         "Give more memory, or use a smaller <width> and <height>",
     )
-
-
-def _search(job: TileJob, budget: int) -> TilePlan:
-    """The plan of fewest tiles within the budget, or that of least memory when none is."""
-    whole = job.whole_memory.total
-
-    @cache
-    def along(axis: int, count: int) -> AxisShape:
-        return AxisShape.of(job.tiles_along(axis, job.cuts(axis, count)))
-
-    def needed_by(grid: tuple[int, int]) -> int:
-        return max(whole, job.tile_memory(along(0, grid[0]), along(1, grid[1])).total)
-
-    grids = _grids(job)
-    if needed_by(grids[-1]) > _CLOSE * max(budget, whole):
-        grids = grids[-1:]
-    best, least = (1, 1), math.inf
-    for rows, columns in grids:
-        needed = needed_by((rows, columns))
-        if needed < least:
-            best, least = (rows, columns), needed
-        if needed <= max(budget, whole):
-            break
-    return job.plan(job.cuts(0, best[0]), job.cuts(1, best[1]))
-
-
-def _grids(job: TileJob) -> list[tuple[int, int]]:
-    """All grids, fewest tiles first; of equal ones, that whose tiles are nearest to squares."""
-    height, width = job.core_sizes
-    rows, columns = (range(1, min(MAX_CUTS, size) + 1) for size in (height, width))
-    grids = [(row, column) for row in rows for column in columns]
-    return sorted(grids, key=lambda grid: (grid[0] * grid[1], abs(height / grid[0] - width / grid[1])))
 
 
 def _checked_latents(model: VaeModel, shape: Sequence[int]) -> tuple[int, int, int, int, int]:

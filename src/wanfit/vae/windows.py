@@ -77,7 +77,8 @@ def axis_tiles(stages: Sequence[Stage], size: int, cuts: Sequence[Interval], axi
         cuts: cores, in positions of the last stage's output; together the whole axis.
     """
     sizes = level_sizes(stages, size)
-    needs = [_needs(stages, sizes, core, axis) for core in cuts]
+    reaches = _reaches(stages, axis)
+    needs = [_needs(stages, sizes, core, reaches) for core in cuts]
     chosen: list[list[AxisWindow]] = [[] for _ in cuts]
     available = [(0, size)] * len(cuts)
     for index, stage in enumerate(stages):
@@ -103,29 +104,42 @@ def axis_tiles(stages: Sequence[Stage], size: int, cuts: Sequence[Interval], axi
     return tuple(AxisTile(core, tuple(tile)) for core, tile in zip(cuts, chosen, strict=True))
 
 
-def _needs(stages: Sequence[Stage], sizes: Sequence[int], core: Interval, axis: int) -> list[AxisWindow]:
+def _reaches(stages: Sequence[Stage], axis: int) -> list[tuple[Interval, Interval]]:
+    """Of each stage along an axis: how far its main path sees, and how far its change of resolution does."""
+    found: list[tuple[Interval, Interval]] = []
+    for stage in stages:
+        change = (0, 0)
+        if stage.up:
+            change = reach([stage.up.conv], axis)
+        elif stage.down:
+            factor, conv = stage.down.factor, stage.down.conv
+            left = conv.pad[2 - 2 * axis]
+            right = conv.kernel[1 + axis] - factor - left
+            change = math.ceil(left / factor), math.ceil(right / factor)
+        found.append((reach(_main_path(stage), axis), change))
+    return found
+
+
+def _needs(
+    stages: Sequence[Stage], sizes: Sequence[int], core: Interval, reaches: Sequence[tuple[Interval, Interval]]
+) -> list[AxisWindow]:
     """The least that one tile needs, stage by stage."""
     need = core
     found: list[AxisWindow] = []
     for index in range(len(stages) - 1, -1, -1):
         stage, size = stages[index], sizes[index]
+        path, (before, after) = reaches[index]
         output = need
         if stage.up:
-            before, after = reach([stage.up.conv], axis)
             fine = _clip((need[0] - before, need[1] + after), sizes[index + 1])
             need = (fine[0] // stage.up.factor, math.ceil(fine[1] / stage.up.factor))
         elif stage.down:
             factor = stage.down.factor
-            conv = stage.down.conv
-            left = conv.pad[2 - 2 * axis]
-            right = conv.kernel[1 + axis] - factor - left
-            cells = (need[0] - math.ceil(left / factor), need[1] + math.ceil(right / factor))
-            cells = _clip(cells, sizes[index + 1])
+            cells = _clip((need[0] - before, need[1] + after), sizes[index + 1])
             need = (cells[0] * factor, cells[1] * factor)
         resampled = need
-        before, after = reach(_main_path(stage), axis)
         unit = stage.down.factor if stage.down else 1
-        window = (need[0] - before, need[1] + after)
+        window = (need[0] - path[0], need[1] + path[1])
         window = (window[0] // unit * unit, math.ceil(window[1] / unit) * unit)
         need = _clip(window, size)
         found.insert(0, AxisWindow(need, resampled, output))
@@ -141,7 +155,7 @@ def halo(stages: Sequence[Stage], axis: int, index: int) -> Interval:
     levels = level_sizes(stages, far)
     ratio = levels[-1] / far
     core = (round(far * ratio) // 2, round(far * ratio) // 2 + 16)
-    window = _needs(stages, levels, core, axis)[index].window
+    window = _needs(stages, levels, core, _reaches(stages, axis))[index].window
     scale = levels[-1] / levels[index if index >= 0 else len(stages) + index]
     return math.ceil(core[0] - window[0] * scale), math.ceil(window[1] * scale - core[1])
 

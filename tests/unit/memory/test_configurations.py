@@ -66,7 +66,7 @@ def decode_bytes(row: dict[str, Any]) -> int:
     model = Model((transformer_preset(name),), text_preset(), vae_preset(row["variant"]))
     video = Video(*size_of(row, model), image=False, size_multiple=model.variant.size_multiple)
     tiles = plan_decode(
-        model.vae.module(), decode_shape(model, video), dtype=torch.bfloat16, device="cuda", budget_bytes=2**50,
+        model.vae.description, decode_shape(model, video), dtype=torch.bfloat16, device="cuda", budget_bytes=2**50,
         grid=tuple(row["grid"]), start=row["split"] - 1, chunk=row["chunk"],
     )  # fmt: skip
     return vae_demand("decode and save", tiles, model.vae, video, the_card()).vram_needed
