@@ -64,10 +64,10 @@ class WanFitOffloadPolicy(io.ComfyNode):
                 ),
                 _advanced(io.Combo.Input)(
                     "attention",
-                    options=["comfyui", *ATTENTION],
-                    default="comfyui",
-                    tooltip="comfyui: the attention that ComfyUI was started with or another node chose. auto: the "
-                    "fastest exact one on this card, measured once. sdpa, cudnn, flash, efficient: PyTorch's own. "
+                    options=[*ATTENTION, "comfyui"],
+                    default="auto",
+                    tooltip="auto: what ComfyUI's start options or another node chose, else the fastest exact one on "
+                    "this card, measured once. comfyui: ComfyUI's own. sdpa, cudnn, flash, efficient: PyTorch's. "
                     "sageattention, comfy_kitchen round to 8 bits. What is not installed is refused.",
                 ),
                 _advanced(io.Boolean.Input)(

@@ -123,7 +123,7 @@ def build(name: str, recipe: Any, recipes: Any, version: str) -> dict[str, Any]:
         models=() if gguf else tuple(f for f in files if f[1] == "diffusion_models"),
     )  # fmt: skip
     placed = canvas.add(
-        "WanFitOffloadPolicy", (480, 0), [recipe.policy, recipe.vram_budget, 0.0, "comfyui", True],
+        "WanFitOffloadPolicy", (480, 0), [recipe.policy, recipe.vram_budget, 0.0, "auto", True],
         {"model": high, "model_low": low if recipe.experts else "MODEL"}, (("model", "MODEL"), ("model_low", "MODEL")),
         optional=("model_low",), size=(320, 170),
     )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from comfy.cli_args import args
 from comfy.ldm.modules.attention import optimized_attention
 
 from ...src.wanfit.blocks import AttentionBackend
@@ -40,6 +41,14 @@ def keeps_block_input(options: Mapping[str, Any], index: int) -> bool:
     """Whether a patch may still read the block's input afterwards, so that it must not be updated in place."""
     replaced = options.get("patches_replace", {}).get("dit", {})
     return ("double_block", index) in replaced or bool(options.get("patches", {}).get("double_block"))
+
+
+def attention_chosen(options: Mapping[str, Any]) -> bool:
+    """Whether a start option of ComfyUI or another node chose the attention."""
+    start = any(
+        value for name, value in vars(args).items() if name.startswith(("use_", "force_")) and "_attention" in name
+    )
+    return start or "optimized_attention_override" in options
 
 
 def attention_of(options: dict[str, Any]) -> AttentionBackend:

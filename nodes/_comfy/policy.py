@@ -14,13 +14,13 @@ class Policy:
             of them; stream: none.
         vram_bytes: for weights and activations while sampling; 0: what is free.
         ram_bytes: for host copies of blocks; 0: what is free. Memory-mapped files do not count.
-        attention: comfyui: the function that ComfyUI was started with, or that another node chose; or a name of
-            the engine's `ATTENTION`.
+        attention: comfyui: ComfyUI's function; auto: that one where a start option or another node chose it, else
+            the engine's fastest; or another name of the engine's `ATTENTION`.
         fp8_matmul: multiply fp8 weights in fp8 on cards that can.
     """
 
     mode: str = "auto"
     vram_bytes: int = 0
     ram_bytes: int = 0
-    attention: str = "comfyui"
+    attention: str = "auto"
     fp8_matmul: bool = True

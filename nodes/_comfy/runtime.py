@@ -82,7 +82,7 @@ class EngineRuntime:
         self._patches: tuple[Any, dict[int, BlockPatches]] = (None, {})
         self._patch_store: tuple[Any, PatchStore] | None = None
         self._attention: AttentionBackend | None = None
-        """The engine's own, while the policy asks for it."""
+        """The engine's own, unless the policy leaves it to ComfyUI."""
         self._rotary: tuple[weakref.ref[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
         RUNTIMES.add(self)
 
@@ -279,7 +279,7 @@ class EngineRuntime:
 
     def _engine_attention(self, policy: Policy, x: torch.Tensor) -> AttentionBackend | None:
         """Measured, if need be, before the weights are on the device."""
-        if policy.attention == "comfyui":
+        if policy.attention == "comfyui" or (policy.attention == "auto" and options.attention_chosen({})):
             return None
         choice = choose_attention(policy.attention, x.device, self.dtype, self.shape.head_dim, _tokens(x.shape))
         if choice.measured:
@@ -287,7 +287,9 @@ class EngineRuntime:
         return choice.backend
 
     def _call_settings(self, transformer_options: dict[str, Any]) -> ForwardSettings:
-        attention = self._attention or options.attention_of(transformer_options)
+        attention = self._attention
+        if attention is None or (self._policy().attention == "auto" and options.attention_chosen(transformer_options)):
+            attention = options.attention_of(transformer_options)
         check = comfy.model_management.throw_exception_if_processing_interrupted
         return dataclasses.replace(self._settings, attention=attention, check_interrupt=check)
 

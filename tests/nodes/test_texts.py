@@ -61,4 +61,4 @@ def test_the_policy_offers_the_attention_that_the_engine_knows() -> None:
     from wanfit.blocks import ATTENTION
 
     (_, widget) = SCHEMA["WanFitOffloadPolicy"]["input"]["required"]["attention"]
-    assert widget["options"] == ["comfyui", *ATTENTION]
+    assert widget["options"] == [*ATTENTION, "comfyui"]
