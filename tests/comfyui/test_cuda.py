@@ -14,7 +14,21 @@ import psutil
 import pytest
 import torch
 from comfy_graphs import Graph, core_model, wanfit_model, watched
-from comfy_names import DEEP, HIGH, HIGH_FP8, HIGH_FP8_PLAIN, HIGH_GGUF, LORA, LOW, TEXT, VAE, is_old, relative_error
+from comfy_names import (
+    DEEP,
+    HIGH,
+    HIGH_FP8,
+    HIGH_FP8_PLAIN,
+    HIGH_GGUF,
+    LORA,
+    LOW,
+    T2V_HIGH,
+    T2V_LOW,
+    TEXT,
+    VAE,
+    is_old,
+    relative_error,
+)
 from comfy_required import told_and_planned
 from comfyui_server import PromptFailed, Server, Tree, find_trees, prepare_base
 
@@ -203,19 +217,31 @@ def test_the_model_asks_for_what_the_plan_says(card: Server, file: str) -> None:
     assert told == planned
 
 
-@pytest.mark.parametrize("left", [0, 64])
-def test_a_full_card_is_explained(card: Server, left: int) -> None:
-    """Held by another node, so that no cache can be freed. With nothing left not even the noise comes onto the card;
-    with 64 MiB sampling begins."""
+@pytest.mark.parametrize(("sampler", "left"), [("KSampler", 64), ("KSampler", 8), ("WanFitSampler", 0)])
+def test_a_full_card_is_explained(card: Server, sampler: str, left: int) -> None:
+    """Held by another node, so that no cache can be freed; `left` in MiB. With nothing at all left KSampler fails before
+    it knows the model, on its 20 bytes of noise levels: that one stays the core's own text."""
     graph = Graph()
-    full = graph.add("TestFillDevice", model=wanfit_model(graph, DEEP), leave=left)
-    graph.sample(full, "x", width=640, height=480, length=121)
+    pair = wanfit_model(graph, T2V_HIGH, T2V_LOW)
+    model = graph.add("TestFillDevice", model=pair, leave=left)
+    node = graph.sample(model, "x", width=640, height=480, length=121)
+    if sampler == "WanFitSampler":
+        inputs = graph.prompt[node]["inputs"]
+        kept = {key: inputs[key] for key in ("positive", "negative", "seed", "steps", "latent_image", "scheduler")}
+        graph.prompt[node] = {
+            "class_type": sampler,
+            "inputs": kept | {
+                "model_high": model, "model_low": [pair[0], 1], "cfg_high": 3.5, "cfg_low": 3.5, "sampler_name": "euler",
+                "shift": 5.0, "boundary": 0.0, "switch_step": 2, "start_at_step": 0, "end_at_step": 10000,
+                "add_noise": "enable", "return_with_leftover_noise": "disable", "save_every": 0, "resume": "off",
+            },
+        }  # fmt: skip
     with pytest.raises(PromptFailed) as caught:
         card.run(graph.prompt)
     said = str(caught.value)
-    print(f"\n{card.tree.version} {left} MiB left: {said}")
+    print(f"\n{card.tree.version} {sampler}, {left} MiB left: {said}")
     graph = Graph()
-    graph.sample(graph.add("TestFillDevice", model=wanfit_model(graph, DEEP), leave=-1), "free")
+    graph.sample(graph.add("TestFillDevice", model=wanfit_model(graph, T2V_HIGH), leave=-1), "free")
     result(card, graph, "free")
     assert "[budget_exceeded]" in said or "[run_failed] The device memory is full" in said
     assert "smaller width" in said and "length" in said
