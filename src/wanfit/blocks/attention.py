@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Protocol
@@ -37,6 +38,17 @@ def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
 
 
+@functools.lru_cache(maxsize=8)
+def _settle_priority(device: torch.device) -> None:
+    """Let PyTorch find its own order of kernels, which it does in its first call on a card.
+
+    Were that call one with `set_priority`, the order would be lost with its end, for everyone in this process: on
+    Hopper flash would come before cuDNN from then on.
+    """
+    x = torch.zeros(1, 1, 16, 64, dtype=torch.float16, device=device)
+    F.scaled_dot_product_attention(x, x, x)
+
+
 def only(name: str) -> AttentionBackend:
     """One kernel of `FUSED`; RuntimeError where it does not take the tensors."""
 
@@ -60,6 +72,8 @@ def sdpa_first(name: str | None = None) -> AttentionBackend:
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if q.device.type != "cuda":
             return _run(q, k, v)
+        if _HAS_PRIORITY:
+            _settle_priority(q.device)
         try:
             with sdpa_kernel(chosen, set_priority=True) if _HAS_PRIORITY else sdpa_kernel(chosen):
                 return _run(q, k, v)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -40,3 +42,24 @@ def test_kernels_of_8_bits_are_taken_by_name_only():
     choice = choose_attention("comfy_kitchen", DEVICE, torch.bfloat16, 128, 4096)
     assert choice.name == "comfy_kitchen"
     assert EXACT < choice.measured[0].error < 5e-2
+
+
+ORDER = """
+import sys, torch
+import torch.nn.functional as F
+from wanfit.blocks.attention import sdpa
+x = torch.ones(1, 64, 2, 64, dtype=torch.float16, device="cuda")
+if sys.argv[1] == "ours":
+    sdpa(x, x, x)
+F.scaled_dot_product_attention(*(x.transpose(1, 2),) * 3)
+print(torch._C._get_sdp_priority_order())
+"""
+
+
+def test_the_order_in_which_others_get_their_kernels_stays_pytorchs_own():
+    """In processes of their own: PyTorch settles it in the first call."""
+    orders = {
+        subprocess.run([sys.executable, "-c", ORDER, way], check=True, capture_output=True, text=True).stdout
+        for way in ("ours", "theirs")
+    }
+    assert len(orders) == 1, orders
