@@ -1,7 +1,8 @@
 """Run by a ComfyUI's own Python, in its tree: failures at chosen places of the nodes, in this process.
 
 python comfy_failures.py PACK FOLDER COUNT [options of ComfyUI]
-python comfy_failures.py PACK FOLDER run|resume [options of ComfyUI]    one long run, to be killed; its latent to a file
+python comfy_failures.py PACK FOLDER run|resume [options of ComfyUI]    one long run, to be killed; or the rest of it,
+                                                                        and whether that is the undisturbed run
 
 FOLDER holds high.safetensors, low.safetensors and vae.safetensors. Prints one JSON line for each case.
 """
@@ -134,8 +135,8 @@ def settings(sampler_name: str, steps: int) -> sampler.Settings:
 noise = torch.Generator().manual_seed(1)
 positive = [[torch.randn(1, 16, 4096, generator=noise), {}]]
 negative = [[torch.randn(1, 16, 4096, generator=noise), {}]]
-LATENT = {"samples": torch.zeros(1, 16, 1, 6, 4)}
-STEPS = 5
+LATENT = {"samples": torch.zeros(1, 16, 1, 4, 2)}
+STEPS, MANY = 5, 150
 
 
 def record(every: int, again: bool) -> resume.Answers:
@@ -162,8 +163,11 @@ def held() -> dict[str, int]:
 NAMES = ("euler", "uni_pc", "dpmpp_2m")
 pair = models()
 if what in ("run", "resume"):
-    result = sample(pair, "uni_pc", record(1, what == "resume"), steps=300)
-    torch.save(result, folder / f"{what}.pt")
+    again = record(1, what == "resume")
+    result = sample(pair, "uni_pc", again, steps=MANY)
+    if what == "resume":
+        same = torch.equal(result, sample(pair, "uni_pc", record(0, again=False), steps=MANY))
+        print(json.dumps({"known": len(again._known), "same": same}))
     raise SystemExit
 vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(folder / "vae.safetensors")))
 expected, calls = {}, {}
