@@ -13,6 +13,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import safetensors.torch
@@ -84,30 +85,36 @@ def pack(root: Path, name: str) -> None:
     spec.loader.exec_module(module)
 
 
-def wanfit_model(file: Path) -> object:
-    """The MODEL of WanFit's loader node, from this checkout."""
+def wanfit_loader() -> Callable[[Path], object]:
+    """What WanFit's loader node calls, from this checkout."""
     pack(Path(__file__).resolve().parents[2], "wanfit_pack")
     load = importlib.import_module("wanfit_pack.nodes._comfy.model").load_models
-    return load([importlib.import_module("wanfit_pack.src.wanfit.checkpoint").open_checkpoint(file)])[0]
+    open_checkpoint = importlib.import_module("wanfit_pack.src.wanfit.checkpoint").open_checkpoint
+    return lambda file: load([open_checkpoint(file)])[0]
 
 
-def gguf_model(file: Path, root: Path) -> object:
-    """The MODEL of the loader node of ComfyUI-GGUF."""
+def gguf_loader(root: Path) -> Callable[[Path], object]:
+    """The loader node of ComfyUI-GGUF."""
     import folder_paths
 
-    folder_paths.add_model_folder_path("diffusion_models", str(file.parent))
     pack(root, "gguf_pack")
-    return sys.modules["gguf_pack"].NODE_CLASS_MAPPINGS["UnetLoaderGGUF"]().load_unet(file.name)[0]
+
+    def load(file: Path) -> object:
+        folder_paths.add_model_folder_path("diffusion_models", str(file.parent))
+        return sys.modules["gguf_pack"].NODE_CLASS_MAPPINGS["UnetLoaderGGUF"]().load_unet(file.name)[0]
+
+    return load
 
 
-def model_of(options: argparse.Namespace) -> object:
+def loader(options: argparse.Namespace) -> Callable[[Path], object]:
+    """Everything is imported when this returns."""
     if options.wanfit:
-        return wanfit_model(options.file)
+        return wanfit_loader()
     if options.gguf_nodes:
-        return gguf_model(options.file, options.gguf_nodes)
+        return gguf_loader(options.gguf_nodes)
     import comfy.sd
 
-    return comfy.sd.load_diffusion_model(str(options.file))
+    return lambda file: comfy.sd.load_diffusion_model(str(file))
 
 
 def main() -> None:
@@ -125,6 +132,7 @@ def main() -> None:
     dynamic = start_comfy(options.comfy)
     import comfy.sample
 
+    load = loader(options)
     watch = Watch()
     watch.start()
     torch.cuda.reset_peak_memory_stats()
@@ -140,7 +148,7 @@ def main() -> None:
     row: dict[str, object] = {"dynamic_vram": dynamic, "seconds": None}
     try:
         with torch.inference_mode():
-            model = model_of(options)
+            model = load(options.file)
             latents = comfy.sample.sample(
                 model, noise, options.steps, 1.0, "euler", "simple", [[text, {}]], [[text, {}]], latent,
                 callback=after, disable_pbar=True, seed=7,

@@ -34,6 +34,8 @@ class HostBuffer:
             data = torch.empty(nbytes, dtype=torch.uint8)
         except RuntimeError as error:
             raise MemoryError(f"{nbytes} bytes of host memory") from error
+        if pin_for is not None:
+            data.zero_()  # by all cores; registering alone would touch the pages one after another
         self._data: torch.Tensor | None = data
         self.nbytes = nbytes
         self.pinned = pin_for is not None and _register(data, pin_for)
