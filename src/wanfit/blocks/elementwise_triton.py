@@ -14,22 +14,11 @@ from . import elementwise_kernels as kernels
 from .elementwise import PLAIN
 from .product import Product
 
-_ROWS = 4
-"""Rows of one program: what all rows share is loaded once for so many."""
-
 
 def _steps(vectors: torch.Tensor) -> tuple[int, int]:
     """Strides of (B or 1, C or 1, dim), 0 where one vector serves all."""
     batch, row = vectors.stride(0), vectors.stride(1)
     return (batch if vectors.shape[0] > 1 else 0, row if vectors.shape[1] > 1 else 0)
-
-
-def _shared(vectors: torch.Tensor) -> bool:
-    return vectors.shape[0] == vectors.shape[1] == 1
-
-
-def _grid(rows: int) -> tuple[int]:
-    return (triton.cdiv(rows, _ROWS),)
 
 
 def _block(dim: int) -> dict[str, int]:
@@ -54,10 +43,9 @@ class TritonElementwise:
         batch, length, dim = x.shape
         out, out_scale = _empty(x, quantize)
         with torch.cuda.device_of(x):
-            kernels.norm[_grid(batch * length)](
-                x, shift, scale, out, out_scale, batch * length, length, x.stride(0), x.stride(1), *_steps(shift),
-                *_steps(scale), dim, eps, SHARED=_shared(shift) and _shared(scale), QUANTIZE=quantize, ROWS=_ROWS,
-                **_block(dim),
+            kernels.norm[(batch * length,)](
+                x, shift, scale, out, out_scale, length, x.stride(0), x.stride(1), *_steps(shift), *_steps(scale),
+                dim, eps, QUANTIZE=quantize, **_block(dim),
             )  # fmt: skip
         return Float8Rows(out, out_scale) if quantize else out
 
@@ -71,13 +59,16 @@ class TritonElementwise:
         out: torch.Tensor,
     ) -> None:
         batch, length, dim = out.shape
+        size = dim // num_heads
+        if size & (size - 1):
+            PLAIN.rms_norm_rotate(product, weight, eps, rotary, num_heads, out)
+            return
         x, row_scale, bias, flags = _parts(product)
         cos, sin = rotary or (x, x)
         with torch.cuda.device_of(x):
-            kernels.rms_rotate[_grid(batch * length)](
-                x, row_scale, bias, weight, cos.contiguous(), sin.contiguous(), out, batch * length, length,
-                out.stride(0), out.stride(1), dim, eps, ROTATE=rotary is not None, HEAD=dim // num_heads, ROWS=_ROWS,
-                **flags, **_block(dim),
+            kernels.rms_rotate[(batch * length,)](
+                x, row_scale, bias, weight, cos.contiguous(), sin.contiguous(), out, length, *out.stride()[:2], dim,
+                eps, ROTATE=rotary is not None, HEAD=size, **flags, **_block(dim),
             )  # fmt: skip
 
     def gelu(self, product: Product, *, quantize: bool) -> torch.Tensor | Float8Rows:
@@ -85,9 +76,8 @@ class TritonElementwise:
         dim = x.shape[-1]
         out, out_scale = _empty(x, True) if quantize else (x, x)
         with torch.cuda.device_of(x):
-            rows = x.numel() // dim
-            kernels.gelu[_grid(rows)](
-                x, row_scale, bias, out, out_scale, rows, dim, QUANTIZE=quantize, ROWS=_ROWS, **flags, **_block(dim)
+            kernels.gelu[(x.numel() // dim,)](
+                x, row_scale, bias, out, out_scale, dim, QUANTIZE=quantize, **flags, **_block(dim)
             )
         return Float8Rows(out, out_scale) if quantize else out
 
@@ -132,10 +122,9 @@ class TritonElementwise:
         x, row_scale, bias, flags = _parts(product)
         steps = (0, 0) if gate is None else _steps(gate)
         with torch.cuda.device_of(x):
-            kernels.add[_grid(batch * length)](
-                x, row_scale, bias, x if gate is None else gate, out, batch * length, length, out.stride(0),
-                out.stride(1), *steps, dim, GATED=gate is not None, SHARED=gate is not None and _shared(gate),
-                ADD=add, ROWS=_ROWS, **flags, **_block(dim),
+            kernels.add[(batch * length,)](
+                x, row_scale, bias, x if gate is None else gate, out, length, *out.stride()[:2], *steps, dim,
+                GATED=gate is not None, ADD=add, **flags, **_block(dim),
             )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ _ELEMENTS = 4096
 """Of one program, about."""
 
 
-@triton.jit(do_not_specialize=["positions", "height", "width", "x_frame", "x_row", "x_column"])
+@triton.jit(do_not_specialize=["positions", "height", "width"])
 def _norm_silu(
     x, gamma, out, positions, height, width, x_frame, x_row, x_column, scale,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, SILU: tl.constexpr,
