@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,10 +20,9 @@ def release(thing: Any, what: str) -> str:
     device = comfy.model_management.get_torch_device()
     before, counters = snapshot.take(), take_snapshot(device)
     note = _ACTIONS[what](thing)
-    gc.collect()
-    comfy.model_management.soft_empty_cache(True)
     scopes = ["device cache", "host cache"] if what in ("all models", "host cache") else ["device cache"]
     report = replace(purge(device, scopes, _holders()), before=counters)
+    comfy.model_management.soft_empty_cache(True)  # of devices that the engine does not know
     after = snapshot.take()
     lines = [f"{what}: {note}", f"before: {before.line()}", f"after:  {after.line()}", *report.lines()]
     return "\n".join(lines)

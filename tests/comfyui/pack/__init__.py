@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import ClassVar
 import folder_paths
 import numpy as np
 import torch
+from server import PromptServer
 
 import nodes
 
@@ -297,4 +299,17 @@ _ALL = (
     TestFillDevice,
     TestMoveText,
 )
+_FROZEN: list[bool] = []
+
+
+def _quick_collections(prompt):
+    """What is there before the first prompt is not searched for garbage again: that takes half a second each time."""
+    if not _FROZEN:
+        _FROZEN.append(True)
+        gc.collect()
+        gc.freeze()
+    return prompt
+
+
+PromptServer.instance.add_on_prompt_handler(_quick_collections)
 NODE_CLASS_MAPPINGS = {cls.__name__: cls for cls in _ALL}
