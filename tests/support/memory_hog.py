@@ -27,7 +27,6 @@ def press(nbytes):
         time.sleep(0.001)
 
 torch.zeros(1, device="cuda")
-print("ready", flush=True)
 thread = None
 for line in sys.stdin:
     word, nbytes = line.split()
@@ -54,7 +53,6 @@ class MemoryHog:
         self._process = subprocess.Popen(
             [sys.executable, "-c", _CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._process.stdout.readline()
         return self
 
     def __exit__(self, *_: object) -> None:
