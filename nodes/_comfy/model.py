@@ -127,13 +127,15 @@ def _build(config: Any, runtime: EngineRuntime) -> Any:
 
 
 def _rest(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Everything but the blocks, in the dtypes of ComfyUI's modules: newer cores take tensors over as they are."""
+    """Everything but the blocks, in the dtypes of ComfyUI's modules: newer cores take tensors over as they are,
+    so none is a view of the file."""
     rest: dict[str, torch.Tensor] = {}
     for name in checkpoint.tensors:
         if not name.startswith("blocks."):
             wanted = torch.float32 if name.startswith("patch_embedding.") else dtype
-            tensor = dequantize(checkpoint.load(name), wanted)
-            rest[name] = tensor.clone()  # never a view of the file
+            stored = checkpoint.load(name)
+            tensor = dequantize(stored, wanted)
+            rest[name] = tensor.clone() if tensor.data_ptr() == stored.data.data_ptr() else tensor
     return rest
 
 
