@@ -12,6 +12,9 @@ from ...src.wanfit.errors import RunError, WanFitError
 from ...src.wanfit.memory.explain import explain
 from ...src.wanfit.memory.facts import gather
 
+_NODES = {"plan": "the node WanFit Plan", "doctor": "the node WanFit Doctor", "vram_used": "vram"}
+"""What the command line's commands are called here."""
+
 
 class NodeError(Exception):
     """An error as the user of a node sees it: its text names the node's own inputs."""
@@ -34,7 +37,7 @@ def in_words_of(names: Mapping[str, str], stage: str = "input") -> Iterator[None
             yield
     except WanFitError as error:
         kind = OutOfMemory if isinstance(error.__cause__, torch.OutOfMemoryError) else NodeError
-        raise kind(error.render(names)) from error
+        raise kind(error.render({**_NODES, **names})) from error
 
 
 @contextmanager

@@ -21,7 +21,6 @@ EXIT_FITS, EXIT_DOES_NOT_FIT = 0, 1
 WORDS = FLAGS | {
     "vram": "--vram",
     "ram": "--ram",
-    "vram_used": "--vram-used",
     "capability": "--capability",
     "bandwidth": "--bandwidth",
     "block_seconds": "--block-ms",

@@ -41,4 +41,7 @@ FLAGS = {
     "policy": "--policy",
     "vram_budget": "--vram-budget",
     "ram_budget": "--ram-budget",
+    "vram_used": "--vram-used",
+    "plan": "wanfit plan",
+    "doctor": "wanfit doctor",
 }

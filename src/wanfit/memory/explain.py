@@ -74,7 +74,7 @@ def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation
                 "earlier CUDA error",
                 f"The device refused {asked}{at} with {_gib(free)} of its memory free{ram}: nothing is short; mostly a "
                 "kernel failed before, such as an attention kernel that was compiled for another torch",
-                "Set <attention> to sdpa, and see what wanfit doctor says of versions",
+                "Set <attention> to sdpa, and see what <doctor> says of versions",
             )
         return Explanation(
             "host memory full",
@@ -99,7 +99,7 @@ def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation
             "another process",
             f"Other programs hold {_gib(others)} of the card's {_gib(total)}{_names(figures, facts)}, and {asked} more "
             f"were needed{at}",
-            "Close them, or plan with what they leave (wanfit plan --vram-used)",
+            "Close them, or plan with what they leave (<plan>, <vram_used>)",
         )
     if facts.conv3d_trap and facts.stage.startswith(("decode", "encode")):
         return Explanation(
@@ -118,7 +118,7 @@ def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation
         f"The device memory is full{at}: {asked} more were needed{left}{limit}{held}{planned}",
         _SMALLER_TEXT
         if facts.stage == "text"
-        else "Use a smaller <width>, <height> or <num_frames>, or a smaller file; wanfit plan says what fits",
+        else "Use a smaller <width>, <height> or <num_frames>, or a smaller file; <plan> says what fits",
     )
 
 

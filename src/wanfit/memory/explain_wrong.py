@@ -61,7 +61,7 @@ def allocator_settings(error: BaseException, text: str, facts: Facts) -> Explana
     return Explanation(
         "allocator settings",
         f"PyTorch rejected a value of PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF: {text.splitlines()[0][:160]}",
-        "Correct it as `wanfit doctor` says, or unset both variables",
+        "Correct it as <doctor> says, or unset both variables",
     )
 
 

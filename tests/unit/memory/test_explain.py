@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from wanfit.cli.words import FLAGS
+from wanfit.errors import in_words
 from wanfit.memory.explain import Facts, explain
 from wanfit.memory.facts import gather
 from wanfit.tiny.models import write_tiny_models
@@ -78,6 +80,7 @@ def test_vram_is_full_in_the_middle_of_the_sampling_and_the_plan_is_quoted():
     error = native("7.20 GiB", "24.00 GiB", "2.22 GiB", "21.70 GiB", "21.10 GiB", "120.00 MiB")
     found = explain(error, Facts(stage="denoise high", planned_vram=5 * GIB))
     assert found is not None and found.cause == "vram full"
+    assert "wanfit plan says what fits" in in_words(found.change, FLAGS), "in ComfyUI it is the node"
     assert "7.20 GiB" in found.what and "denoise high" in found.what and "plan said 5.00 GiB" in found.what
 
 
