@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from pathlib import Path
@@ -57,6 +58,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         other = [item for item in items if tier_of(item) != wanted]
         config.hook.pytest_deselected(items=other)
         items[:] = [item for item in items if tier_of(item) == wanted]
+
+
+def pytest_collection_finish() -> None:
+    """A full collection over all imported modules takes half a second, and runs collect several times each."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(hookwrapper=True)
