@@ -56,6 +56,7 @@ def examine(models: Path | None = None) -> list[Finding]:
         *check_installed(torch.cuda.get_device_capability(device) if device.type == "cuda" else None),
         *_kernels(device),
         *check_allocator(os.environ, torch.__version__, sys.platform),
+        *_allocator(device),
         *_memory(),
         *_card(device),
         *_disk(models),
@@ -129,6 +130,18 @@ def _attention(device: torch.device) -> Iterator[Finding]:
         yield Finding("kernels", "wrong", f"no memory-saving attention kernel takes {dtype} on this card")
 
 
+def _allocator(device: torch.device) -> Iterator[Finding]:
+    """What PyTorch's allocator runs with, whatever the environment asks for."""
+    if device.type != "cuda":
+        return
+    backend, said = torch.cuda.get_allocator_backend(), ""
+    if backend == "native":
+        settings: Mapping[str, object] = torch.cuda.memory._snapshot().get("allocator_settings", {})  # pyright: ignore[reportPrivateUsage]
+        known = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
+        said = "".join(f", {name} {settings[name]}" for name in known if name in settings)
+    yield Finding("allocator", "ok", f"in use: {backend}{said}")
+
+
 def _memory() -> Iterator[Finding]:
     memory, swap = psutil.virtual_memory(), swap_in_use()
     yield Finding("memory", "ok", f"RAM {gib(memory.total)}, {gib(available_bytes())} of it can be taken")
@@ -158,7 +171,6 @@ def _card(device: torch.device) -> Iterator[Finding]:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         yield Finding("card", "ok", f"VRAM {gib(total)}, {gib(free)} free for this process")
-        yield Finding("allocator", "ok", f"in use: {torch.cuda.get_allocator_backend()}{_in_effect()}")
     gpu, reason = open_gpu(device if device.type == "cuda" else None)
     if gpu is None:
         yield Finding("card", "unread", f"driver version and the processes on the card: {reason}")
@@ -174,15 +186,6 @@ def _card(device: torch.device) -> Iterator[Finding]:
         own = " (this process)" if process.pid == os.getpid() else ""
         held = "an amount that the system hides" if process.used is None else gib(process.used)
         yield Finding("card", "note", f"process {process.pid} {process.name}{own} holds {held}")
-
-
-def _in_effect() -> str:
-    """The settings that PyTorch's own allocator runs with, whatever the environment asks for."""
-    if torch.cuda.get_allocator_backend() != "native":
-        return ""
-    settings: Mapping[str, object] = torch.cuda.memory._snapshot().get("allocator_settings", {})  # pyright: ignore[reportPrivateUsage]
-    known = ("expandable_segments", "max_split_size", "garbage_collection_threshold")
-    return "".join(f", {name} {settings[name]}" for name in known if name in settings)
 
 
 def _disk(models: Path | None) -> Iterator[Finding]:
