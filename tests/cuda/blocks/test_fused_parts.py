@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -135,6 +137,27 @@ def test_pack_and_unpack(fused, group: slice):
     # values half-way between two steps may go either way
     assert (results[0][0].int() - results[1][0].int()).abs().max() <= 1
     assert torch.allclose(results[0][1], results[1][1], rtol=1e-6)
+
+
+def test_rows_are_read_and_written_16_bytes_at_a_time(fused):
+    """As long as Triton knows that strides are multiples of 16; a load of one element each costs four times the time."""
+    from wanfit.blocks import elementwise_kernels as kernels
+
+    names = ("norm", "rms_rotate", "add", "gelu")
+    for name in names:
+        getattr(kernels, name).device_caches.clear()
+    hidden = noise(1, 40, 5120)
+    x, vectors = hidden[:, 16:32], noise(1, 1, 5120, dtype=torch.float32)
+    data, angles = noise(1, 16, 5120), noise(1, 16, 1, 128, dtype=torch.float32)
+    fused.norm(x, vectors, vectors, 1e-6, quantize=float8_units(DEVICE))
+    fused.rms_norm_rotate(Product(data), noise(5120), 1e-6, (angles, angles), 40, x)
+    fused.add_gated(Product(data), vectors, x)
+    fused.gelu(Product(data), quantize=False)
+    for name in names:
+        (compiled,) = getattr(kernels, name).device_caches[0][0].values()
+        text = compiled.asm["ptx"]
+        assert "ld.global.v4.b32" in text and "st.global.v4.b32" in text, name
+        assert not re.findall(r"(?:ld|st)\.global\.b16", text), name
 
 
 def test_nothing_is_compiled_again_when_only_the_size_changes(fused):
