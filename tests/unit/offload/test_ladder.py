@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import random
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -85,16 +84,7 @@ def latent(model: nn.Module) -> torch.Tensor:
     return torch.randn(1, 32, shape_of(model).dim, generator=torch.Generator().manual_seed(2))
 
 
-@pytest.fixture
-def quick_collections() -> Iterator[None]:
-    """Collect only what a test makes: a full collection over all imported modules takes half a second."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-def test_200_faults_at_random_places_leave_the_result_as_it_was(quick_collections, model, file, inputs, latent):
+def test_200_faults_at_random_places_leave_the_result_as_it_was(model, file, inputs, latent):
     """To the last bit while the chunk stays: what goes is resident blocks. float32, one thread."""
     chooser = random.Random(0)
     faults = Faults()
