@@ -24,7 +24,6 @@ CONTEXT = 16
 """Text tokens, as ComfyUI gives them: PyTorch multiplies float8 on the CPU at 30 million products a second."""
 
 
-
 def as_scaled_f8(weight: StoredWeight) -> StoredWeight:
     scale = weight.data.float().abs().max() / 448
     data = (weight.data.float() / scale).to(torch.float8_e4m3fn)
