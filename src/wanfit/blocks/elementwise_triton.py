@@ -6,13 +6,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import triton
 
 from ..quant.float8_matmul import Float8Rows
 from . import elementwise_kernels as kernels
 from .elementwise import PLAIN
-from .product import Product
+from .low_rank_kernel import add_low_rank
+from .product import LowRankTerm, Product
+
+_TILE = (64, 128)
+"""Rows and columns of one program that multiplies."""
 
 
 def _steps(vectors: torch.Tensor) -> tuple[int, int]:
@@ -118,6 +124,9 @@ class TritonElementwise:
         return out
 
     def _add(self, product: Product, gate: torch.Tensor | None, out: torch.Tensor, *, add: bool) -> None:
+        if product.low_rank is not None:
+            self._add_low_rank(product, product.low_rank, gate, out, add=add)
+            return
         batch, length, dim = out.shape
         x, row_scale, bias, flags = _parts(product)
         steps = (0, 0) if gate is None else _steps(gate)
@@ -127,10 +136,24 @@ class TritonElementwise:
                 GATED=gate is not None, ADD=add, **flags, **_block(dim),
             )  # fmt: skip
 
+    def _add_low_rank(
+        self, product: Product, low_rank: LowRankTerm, gate: torch.Tensor | None, out: torch.Tensor, *, add: bool
+    ) -> None:
+        batch, length, dim = out.shape
+        x, row_scale, bias, flags = _parts(dataclasses.replace(product, low_rank=None))
+        inner, up = low_rank.inner, low_rank.up
+        steps = (0, 0) if gate is None else _steps(gate)
+        with torch.cuda.device_of(x):
+            add_low_rank[(triton.cdiv(dim, _TILE[1]), triton.cdiv(batch * length, _TILE[0]))](
+                x, inner, up, row_scale, bias, x if gate is None else gate, out, batch * length, length, up.shape[1],
+                inner.stride(0), *out.stride()[:2], *steps, dim, GATED=gate is not None, ADD=add, STEP=64,
+                ROWS=_TILE[0], COLUMNS=_TILE[1], **flags, num_warps=4,
+            )  # fmt: skip
+
 
 def _parts(product: Product) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, bool]]:
-    """Data, row scales and bias; where one is missing the data stands in, and its flag is off."""
-    data = product.data
+    """Data with its LoRAs, row scales and bias; where one is missing the data stands in, and its flag is off."""
+    data = product.summed().data
     row_scale = data if product.row_scale is None else product.row_scale
     bias = data if product.bias is None else product.bias
     return data, row_scale, bias, {"SCALED": product.row_scale is not None, "BIASED": product.bias is not None}

@@ -9,6 +9,7 @@ import torch
 
 from ..quant.float8_matmul import LARGEST, Float8Rows, quantize_rows
 from .adapter import LowRank
+from .product import LowRankTerm
 
 _ALIGNMENT = 16
 """Rows of `down` of one linear are a multiple: what a float8 product takes."""
@@ -28,10 +29,9 @@ class Float8LowRank:
     up: torch.Tensor
     columns: slice
 
-    def add_to(self, output: torch.Tensor, x: Float8Rows) -> None:
-        """Add to `output` (..., out), which is without the scales of x's rows, as `float8_matmul.matmul` gives it."""
-        inner = x.times(self.down, self.up.dtype)[:, self.columns]
-        output.view(-1, output.shape[-1]).addmm_(inner, self.up.t())
+    def term(self, x: Float8Rows) -> LowRankTerm:
+        """What they add to `float8_matmul.matmul` of the same rows, which is without the rows' scales too."""
+        return LowRankTerm(x.times(self.down, self.up.dtype)[:, self.columns], self.up)
 
 
 def in_float8(

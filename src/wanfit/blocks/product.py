@@ -1,28 +1,51 @@
-"""A linear's result before its row scales and bias."""
+"""A linear's result before its LoRA, row scales and bias."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 
 
 @dataclass(frozen=True)
+class LowRankTerm:
+    """inner @ up.T.
+
+    Args:
+        inner: (B * C, rank), rows dense. up: (out, rank), dense; both in the dtype of what they are added to.
+    """
+
+    inner: torch.Tensor
+    up: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Product:
-    """value = data * row_scale + bias; whatever reads the product next applies them in the same pass.
+    """value = (data + low_rank) * row_scale + bias; whatever reads the product next applies them in the same pass.
 
     Args:
         data: (B, C, out), dense, in the compute dtype; may be overwritten by its reader.
         row_scale: (B, C) float32, or None for 1.
         bias: (out,) in the compute dtype, or None when `data` has it already.
+        low_rank: the LoRAs' part, or None when `data` has it already.
     """
 
     data: torch.Tensor
     row_scale: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    low_rank: LowRankTerm | None = None
+
+    def summed(self) -> Product:
+        """With the LoRAs' part in `data`."""
+        if self.low_rank is None:
+            return self
+        self.data.view(-1, self.data.shape[-1]).addmm_(self.low_rank.inner, self.low_rank.up.t())
+        return dataclasses.replace(self, low_rank=None)
 
     def value(self) -> torch.Tensor:
         """The values, in data's dtype and memory."""
+        self.summed()
         if self.row_scale is not None:
             self.data.mul_(self.row_scale.unsqueeze(-1))
         if self.bias is not None:

@@ -105,10 +105,8 @@ class Projection:
 
     def __call__(self, x: torch.Tensor | Float8Rows) -> Product:
         if isinstance(x, Float8Rows) and isinstance(self.weight, StoredWeight):
-            product = Product(matmul(x, self.weight, self.bias.dtype), x.scale, self.bias)
-            if self.float8_lora is not None:
-                self.float8_lora.add_to(product.data, x)
-            return product
+            low_rank = None if self.float8_lora is None else self.float8_lora.term(x)
+            return Product(matmul(x, self.weight, self.bias.dtype), x.scale, self.bias, low_rank)
         if isinstance(x, torch.Tensor) and isinstance(self.weight, torch.Tensor):
             product = Product(F.linear(x, self.weight, self.bias))
             for adapter in self.adapters:

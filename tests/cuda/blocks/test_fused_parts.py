@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
 import torch
 
 from wanfit.blocks.elementwise import PLAIN, elementwise_for
-from wanfit.blocks.product import Product
+from wanfit.blocks.product import LowRankTerm, Product
 from wanfit.quant import StoredWeight
 from wanfit.quant.float8_matmul import Float8Rows, float8_units, matmul, quantize_rows
 from wanfit.quant.triton_support import triton_refusal
@@ -42,6 +43,13 @@ def product(dim: int, *, scaled: bool, seed: int) -> Product:
     if not scaled:
         return Product(data)
     return Product(data, noise(2, 5, seed=seed + 1, dtype=torch.float32).abs(), noise(dim, seed=seed + 2))
+
+
+def with_lora(dim: int, rank: int) -> Product:
+    """The LoRA's product is a part of a wider one, as where linears share their input."""
+    data, inner = noise(2, 5, dim, seed=3), noise(10, 3 * 208, seed=7)[:, 208 : 208 + rank]
+    term = LowRankTerm(inner, noise(dim, rank, seed=8) * rank**-0.5)
+    return Product(data, noise(2, 5, seed=4, dtype=torch.float32).abs(), noise(dim, seed=5), term)
 
 
 def values(x: torch.Tensor | Float8Rows) -> torch.Tensor:
@@ -97,6 +105,31 @@ def test_add_and_store(fused, scaled: bool, gate: tuple[int, int] | None):
         parts.store(product(dim, scaled=scaled, seed=3), stored[:, 4:])
         results.append(torch.cat([residual, stored]))
     assert relative(*results) < 2 * TOLERANCE
+
+
+@pytest.mark.parametrize("rank", [16, 64, 208])
+@pytest.mark.parametrize("gate", [None, (1, 1), (2, 1), (2, 5)])
+def test_a_lora_is_added_by_what_reads_the_product(fused, rank: int, gate: tuple[int, int] | None):
+    dim, heads = 5120, 40
+    vectors = None if gate is None else noise(*gate, dim, seed=6, dtype=torch.float32)
+    results = []
+    for parts in (fused, PLAIN):
+        residual = noise(2, 9, dim, seed=5)
+        product = with_lora(dim, rank)
+        given = product.data.clone()
+        parts.add_gated(product, vectors, residual[:, 1:6])
+        assert torch.equal(product.data, given) == (parts is fused), "the sum never goes through memory"
+        stored, turned = (torch.zeros(2, 9, dim, dtype=DTYPE, device=DEVICE) for _ in range(2))
+        parts.store(with_lora(dim, rank), stored[:, 4:])
+        parts.rms_norm_rotate(with_lora(dim, rank), noise(dim, seed=9), 1e-6, None, heads, turned[:, 4:])
+        results.append((residual, stored, turned, values(parts.gelu(with_lora(dim, rank), quantize=False))))
+    assert relative(with_lora(dim, rank).value(), product_without_lora(dim)) > 0.5
+    for actual, expected in zip(*results, strict=True):
+        assert relative(actual, expected) < 2 * TOLERANCE
+
+
+def product_without_lora(dim: int) -> torch.Tensor:
+    return dataclasses.replace(with_lora(dim, 16), low_rank=None).value()
 
 
 def test_quantised_rows_keep_each_row_s_largest_value(fused):

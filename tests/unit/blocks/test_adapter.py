@@ -10,6 +10,7 @@ from wan_blocks import TEXT_TOKENS, block_weights, relative_error, shape_of, tin
 
 from wanfit.blocks import ForwardSettings, LowRank, block_forward
 from wanfit.blocks.float8_adapter import in_float8
+from wanfit.blocks.product import Product
 from wanfit.blocks.projection import BlockWeights
 from wanfit.quant import StoredWeight, dequantize
 from wanfit.quant.float8_matmul import quantize_rows
@@ -146,7 +147,7 @@ def test_float8_linears_read_their_loras_in_float8(ranks: tuple[tuple[int, ...],
         if lora is None:
             continue
         result = torch.zeros(2, 30, 256, dtype=torch.bfloat16)
-        lora.add_to(result, rows)
+        Product(result, low_rank=lora.term(rows)).value()
         expected = sum(a.scale * x.float() @ a.down.T @ a.up.T for a in adapters)
         assert relative_error(result.float() * rows.scale.unsqueeze(-1), expected) < 5e-2
     assert products == [sum(-(-sum(some) // 16) * 16 for some in ranks)], "one product for all"
