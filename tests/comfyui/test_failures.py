@@ -44,7 +44,7 @@ def start(tree: Tree, folder: Path, what: str) -> subprocess.Popen[str]:
 @pytest.fixture(scope="module")
 def ran(tree: Tree, folder: Path) -> tuple[list[dict], dict, dict]:
     """(the cases, what was held before, and after)."""
-    process = start(tree, folder, str(COUNT))
+    process = start(tree, folder, f"0:{COUNT}")
     said, _ = process.communicate(timeout=600)
     lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert process.returncode == 0 and len(lines) == COUNT + 2, (folder / "errors.txt").read_text()[-3000:]

@@ -1,6 +1,6 @@
 """Run by a ComfyUI's own Python, in its tree: failures at chosen places of the nodes, in this process.
 
-python comfy_failures.py PACK FOLDER COUNT [options of ComfyUI]
+python comfy_failures.py PACK FOLDER FIRST:LAST [options of ComfyUI]
 python comfy_failures.py PACK FOLDER run|resume [options of ComfyUI]    one long run, to be killed; or the rest of it,
                                                                         and whether that is the undisturbed run
 
@@ -184,7 +184,8 @@ loading.set(-1, "")
 models()
 load_calls = loading.calls
 
-chooser = random.Random(0)
+begin, end = (int(number) for number in what.split(":"))
+chooser = random.Random(begin)
 STAGES = ("load", "denoise", "switch", "decode")
 
 
@@ -260,6 +261,6 @@ gc.freeze()  # a collection over all imported modules takes half a second
 for number in range(8):  # warm: what is built once is no leak
     one(number)
 print(json.dumps({"before": held(), "device": str(DEVICE)}), flush=True)
-for number in range(int(what)):
+for number in range(begin, end):
     print(json.dumps(one(number)), flush=True)
 print(json.dumps({"after": held()}), flush=True)
