@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="no kill -9 on Windows"),
 ]
 BOAT = Path(__file__).resolve().parents[3] / "assets" / "boat.jpg"
-STEPS = 150
+STEPS = 100
 
 
 def test_a_killed_run_goes_on_to_the_same_latents(tmp_path, monkeypatch, capfd):
@@ -51,7 +51,7 @@ def test_a_killed_run_goes_on_to_the_same_latents(tmp_path, monkeypatch, capfd):
     )
     while process.poll() is None and not kept.exists():
         time.sleep(0.01)
-    time.sleep(0.3)
+    time.sleep(0.05)
     process.kill()
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, "it was finished before it was killed"
