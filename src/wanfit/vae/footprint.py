@@ -127,7 +127,13 @@ class Run:
     def beside(self, conv: Conv, frames: int, size: tuple[int, int]) -> int:
         """Bytes that a convolution takes beside input and output; `frames` of output."""
         weight = conv.elements * self.itemsize if self.turned else 0
-        return weight + self.patches(conv, frames, size)
+        return weight + (self.patches(conv, frames, size) or self.packed(conv, frames, size))
+
+    def packed(self, conv: Conv, frames: int, size: tuple[int, int]) -> int:
+        """Bytes of the input as oneDNN packs it."""
+        if not self.cpu or conv.planar:
+            return 0
+        return conv.inputs * (frames + conv.history) * _area(size) * self.itemsize
 
     def patches(self, conv: Conv, frames: int, size: tuple[int, int]) -> int:
         """Bytes of the matrix of input patches, where one is made; `frames` of output."""
@@ -163,9 +169,11 @@ class Run:
         return 0, 0
 
 
-def decode_peak(stages: Sequence[Stage], sizes: Sequence[StageSizes], run: Run, entry: int, frames: int) -> int:
+def decode_peak(
+    stages: Sequence[Stage], sizes: Sequence[StageSizes], run: Run, entry: int, frames: int, leaving: int = 0
+) -> int:
     """Bytes of activations at the worst moment, the first stage's input of `entry` bytes and `frames` frames
-    included; without histories and the prepared input."""
+    included; without histories and the prepared input. `leaving`: what is made of the result on its way out."""
     held, current, worst = 0, entry, entry
     for stage, size in zip(stages, sizes, strict=True):
         around = current if stage.shortcut else 0
@@ -188,7 +196,7 @@ def decode_peak(stages: Sequence[Stage], sizes: Sequence[StageSizes], run: Run, 
                 repeated = stage.up.conv.outputs * _area(size.resampled) * run.itemsize
                 worst = max(worst, held + current + repeated)
         worst = max(worst, held + current)
-    return worst
+    return max(worst, held + current + leaving)
 
 
 def encode_peak(stages: Sequence[Stage], sizes: Sequence[StageSizes], run: Run, entry: int, frames: int) -> int:
@@ -196,7 +204,7 @@ def encode_peak(stages: Sequence[Stage], sizes: Sequence[StageSizes], run: Run, 
     current, worst = entry, entry
     for stage, size in zip(stages, sizes, strict=True):
         step = min(_step(stage, run.chunk), frames)
-        time = stage.down.time if stage.down else None
+        time = stage.down.time if stage.down and frames > 1 else None  # the first frame passes by itself
         result = stage.outputs * frames * _area(size.output) * run.itemsize // (time.stride[0] if time else 1)
         earlier = result * (frames - step) // frames
         around = stage.inputs * step * _area(size.window) * run.itemsize if stage.shortcut else 0
@@ -222,10 +230,10 @@ def encode_peak(stages: Sequence[Stage], sizes: Sequence[StageSizes], run: Run, 
     return worst
 
 
-def library_bytes(chunk: int) -> int:
-    """What convolutions channels last take beyond what is counted here, at most: on one H200, from 480p to 1088p, 22
-    MiB with 2 frames at a time, 77 with 4."""
-    return (21 + 14 * chunk) * 1024**2
+def library_bytes(chunk: int, *, channels_last: bool) -> int:
+    """What convolutions take beyond what is counted here, at most: on one H200, channels last, 480p to 1088p, 18 MiB
+    with 1 frame at a time, 18 with 2, 22 with 4. The other layout was given more and has not been measured since."""
+    return (16 + 2 * chunk if channels_last else 20 + 14 * chunk) * 1024**2
 
 
 def turned_elements(stages: Sequence[Stage], sizes: Sequence[StageSizes], chunk: int) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -210,13 +210,13 @@ class TileJob:
         height, width = rows.core, columns.core
         if self.direction == "decode":
             features = stages[0].inputs * self.chunk * heights[self.split] * widths[self.split] * item
-            peak = decode_peak(stages, sizes, self._run, features, self.chunk)
             # the emitted frames: clamped in the dtype, then in float32, then in the sink's dtype
-            emitted = self.model.channels * self.model.patch**2 * self.chunk * height * width
-            return self._memory(stages, sizes, peak + emitted * (2 * item + 8))
+            leaving = self.model.channels * self.model.patch**2 * self.chunk * height * width * (2 * item + 8)
+            peak = self._worst(lambda run, count: decode_peak(stages, sizes, run, 0, count, leaving), self.chunk)
+            return self._memory(stages, sizes, features + peak)
         frames = time_step(stages)
         entry = stages[0].inputs * frames * sizes[0].window[0] * sizes[0].window[1] * item
-        peak = encode_peak(stages, sizes, self._run, entry, frames)
+        peak = self._worst(lambda run, count: encode_peak(stages, sizes, run, entry, count), frames)
         return self._memory(stages, sizes, peak + (entry if self.model.patch > 1 else 0))
 
     @cached_property
@@ -228,19 +228,21 @@ class TileJob:
         sizes = combined_sizes((row,), (column,), max)
         item = self.dtype.itemsize
         entry = stages[0].inputs * heights[start] * widths[start] * item
-        if self.direction == "decode":
-            return self._memory(stages, sizes, decode_peak(stages, sizes, self._run, entry, 1))
-        return self._memory(stages, sizes, encode_peak(stages, sizes, self._run, entry, 1))
+        walk = decode_peak if self.direction == "decode" else encode_peak
+        return self._memory(stages, sizes, self._worst(lambda run, count: walk(stages, sizes, run, entry, count), 1))
 
-    @property
-    def _run(self) -> Run:
-        return Run(self.chunk, self.dtype.itemsize, self.device == "cpu", self.channels_last)
+    def _worst(self, walk: Callable[[Run, int], int], frames: int) -> int:
+        """Bytes of activations in the long run. The first frame goes alone: on the CPU PyTorch may compute its
+        convolutions by itself where it leaves larger ones to oneDNN, and then it is the worst."""
+        run = Run(self.chunk, self.dtype.itemsize, self.device == "cpu", self.channels_last)
+        worst = walk(run, frames)
+        return max(worst, walk(replace(run, chunk=1), 1)) if run.cpu else worst
 
     def _memory(self, stages: Sequence[Stage], sizes: Sequence[StageSizes], activations: int) -> Memory:
         item = self.dtype.itemsize
         workspace = 0
         if self.device == "cuda":
-            workspace = library_bytes(self.chunk)
+            workspace = library_bytes(self.chunk, channels_last=self.channels_last)
             if item == 2 and not self.channels_last:
                 workspace += turned_elements(stages, sizes, self.chunk) * item
         return Memory(

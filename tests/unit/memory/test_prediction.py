@@ -75,14 +75,22 @@ def test_a_forward_of_the_transformer(files, name, dtype, chunk, size):
     ("variant", "size", "share"),
     [
         ("vae-2.1", (384, 256, 5), None),
+        ("vae-2.1", (256, 192, 5), None),
+        ("vae-2.1", (192, 128, 5), None),
+        ("vae-2.1", (320, 192, 5), None),
         ("vae-2.1", (256, 192, 5), 0.5),
+        ("vae-2.1", (384, 256, 5), 0.4),
+        ("vae-2.1", (320, 192, 9), 0.6),
         ("vae-2.2", (256, 192, 5), None),
+        ("vae-2.2", (384, 256, 5), None),
+        ("vae-2.2", (320, 192, 5), 0.7),
     ],
 )
 def test_a_decode(tmp_path, variant, size, share):
-    """No more than 2 % under and 20 % over; the plan takes the larger of the two passes with all features waiting.
+    """No more than 2 % under and 12 % over; the plan takes the larger of the two passes with all features waiting.
 
-    Chosen where oneDNN runs the convolutions in place; for some other sizes it packs one more copy of its input.
+    Of all kinds: where oneDNN packs its inputs, where the first frame's convolutions are small enough for PyTorch's own
+    with its matrix of patches, and in tiles. Mostly within 3 %; 10 % over where PyTorch does not pack.
     """
     path = write_plain(tmp_path / "vae.safetensors", tiny_vae(variant, base_dim=32))
     name = "i2v-a14b:fp16" if variant == "vae-2.1" else "ti2v-5b:fp16"
@@ -112,4 +120,4 @@ def test_a_decode(tmp_path, variant, size, share):
     planned = demand.ram_needed - sum(demand.ram[cause] for cause in ("VAE", "latents", "video encoder"))
     print(f"{variant} {plan.grid}: {actual / MIB:.1f} of {planned / MIB:.1f} MiB: {dict(demand.ram)}")
     assert seen == list(range(video.num_frames))
-    assert 0.98 * actual <= planned <= 1.2 * actual
+    assert 0.98 * actual <= planned <= 1.12 * actual

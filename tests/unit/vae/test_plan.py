@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from diffusers import AutoencoderKLWan
@@ -76,29 +80,39 @@ def test_channels_last_is_for_16_bit_on_cuda(vae: AutoencoderKLWan, dtype: torch
     assert not plan_decode(vae, HD, dtype=dtype, device=device).channels_last
 
 
-@pytest.mark.parametrize(
-    "case,shape,budget,grid,chunk,measured",
-    [
-        ("vae-2.1", (1, 16, 21, 60, 104), 1, (2, 2), 2, 875889152),
-        ("vae-2.1", (1, 16, 21, 60, 104), 2, (1, 2), 4, 1908647936),
-        ("vae-2.1", HD, 2, (2, 2), 2, 1818409472),
-        ("vae-2.1", HD, 4, (1, 2), 2, 3305749504),
-        ("vae-2.1", (1, 16, 21, 136, 240), 3, (1, 7), 4, 3110139904),
-        ("vae-2.1", (1, 16, 21, 136, 240), 6, (2, 2), 4, 4951620608),
-        ("vae-2.2", (1, 48, 31, 44, 80), 2, (2, 5), 2, 1950865408),
-        ("vae-2.2", (1, 48, 31, 44, 80), 3, (2, 2), 2, 2851923968),
-        ("vae-2.2", (1, 48, 31, 44, 80), 4, (2, 2), 4, 3531702272),
-    ],
-)
-def test_prediction_against_an_h200(
-    case: str, shape: tuple[int, ...], budget: float, grid: tuple[int, int], chunk: int, measured: int
-) -> None:
-    """Never below what was measured (docs/measurements/vae_h200_2026-12-01.jsonl), at most 5 % above it."""
-    plan = plan_decode(
-        meta_vae(case), shape, dtype=torch.bfloat16, device="cuda", budget_bytes=budget * GIB, grid=grid, chunk=chunk,
-        start=1 if shape[3] == 60 else 0,
-    )  # fmt: skip
-    assert measured <= plan.predicted_bytes <= 1.05 * measured
+MEASURED = Path(__file__).resolve().parents[3] / "docs" / "measurements" / "vae_h200_2026-12-01.jsonl"
+CASES = {
+    "480p": ("vae-2.1", (1, 16, 21, 60, 104)),
+    "720p": ("vae-2.1", HD),
+    "1088p": ("vae-2.1", (1, 16, 21, 136, 240)),
+    "2.2": ("vae-2.2", (1, 48, 31, 44, 80)),
+}
+
+
+def measured_passes() -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in MEASURED.read_text(encoding="utf-8").splitlines()]
+    labels = ("decode as planned", "encode as planned")
+    return [row for row in rows if row["label"] in labels and row["method"].startswith("wanfit")]
+
+
+@pytest.mark.parametrize("row", measured_passes(), ids=lambda row: f"{row['method']}-{row['case']}-{row['grid']}")
+def test_prediction_against_an_h200(row: dict[str, Any]) -> None:
+    """Never below what was measured, at most 5 % above it."""
+    variant, (batch, channels, frames, height, width) = CASES[row["case"]]
+    scale = 8 if variant == "vae-2.1" else 16
+    options = {"dtype": torch.bfloat16, "device": "cuda", "grid": tuple(row["grid"]), "chunk": row["chunk"]}
+    if row["method"] == "wanfit":
+        plan = plan_decode(
+            meta_vae(variant), (batch, channels, frames, height, width), start=row["split"] - 1, **options
+        )
+    else:
+        plan = plan_encode(meta_vae(variant), (1, 3, 4 * frames - 3, height * scale, width * scale), **options)
+    assert plan.split == row["split"]
+    assert row["peak_bytes"] <= plan.predicted_bytes <= 1.05 * row["peak_bytes"]
+
+
+def test_decodes_and_encodes_were_measured() -> None:
+    assert len(measured_passes()) == 15
 
 
 @pytest.mark.parametrize("shape,longer", [(HD, 1), ((1, 16, 21, 160, 90), 0)])
