@@ -42,7 +42,7 @@ def denoise(
         transformers: of the model, open.
         plan: of the run, which it keeps to.
         embeddings: (1 or 2, 512, text_dim): the prompt and, with guidance, the negative prompt.
-        vae: on the device; encodes the image, then goes to the CPU.
+        vae: encodes the image, where there is one, on the device; then goes to the CPU.
         begin: called with the name of each stage before it begins.
         tell: called with what a person wants to know meanwhile.
         patches: LoRAs, for each transformer in the order in which they run; empty for none.

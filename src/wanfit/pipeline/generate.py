@@ -148,7 +148,8 @@ def generate(
                 begin("encode image")
             vae = load_vae(model.vae, placement.vae_dtype)
             vae.budget_bytes = plan.vae_budget
-            nn.Module.to(vae, placement.device)
+            if settings.image is not None:
+                nn.Module.to(vae, placement.device)
             latents = denoise(
                 model.transformers,
                 settings,

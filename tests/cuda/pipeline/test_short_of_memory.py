@@ -162,7 +162,11 @@ def test_one_run_that_runs_out_of_memory_in_each_stage_and_is_resumed_each_time(
     out = tmp_path / "b.mp4"
     press = lambda: hog.press(4 * MIB)  # noqa: E731
     load = stopped(run, hog, Told(out, at_line={"stage: text": press}), resume=False)
-    assert load.stage == "text" and not beside(out).exists()
+    assert (
+        load.stage in ("text", "denoise", "denoise high")
+        and "steps are kept" not in str(load)
+        and not beside(out).exists()
+    )
 
     told = Told(out, after_step={3: press})
     error = stopped(run, hog, told, resume=False)
