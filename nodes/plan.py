@@ -13,6 +13,7 @@ PRESETS = (
 )  # fmt: skip
 NAMES = {
     "vram": "vram", "ram": "ram", "num_frames": "length", "transformer": "model", "transformer_2": "model_low",
+    "batch": "batch_size",
 }  # fmt: skip
 
 
@@ -77,12 +78,28 @@ class WanFitPlan(io.ComfyNode):
                 io.Model.Input(
                     "model",
                     optional=True,
-                    tooltip="A MODEL from WanFit Load Wan Model; then its file counts and not the preset.",
+                    tooltip="A MODEL from WanFit Load Wan Model; then its file and LoRAs count and not the preset.",
                 ),
                 io.Model.Input(
                     "model_low",
                     optional=True,
                     tooltip="The low-noise MODEL; without it a file like the first is taken.",
+                ),
+                io.Int.Input(
+                    "batch_size",
+                    default=1,
+                    min=1,
+                    max=4096,
+                    optional=True,
+                    tooltip="Videos at a time: batch_size of the node that makes the latents. They share one forward "
+                    "and are decoded one after the other.",
+                ),
+                io.Boolean.Input(
+                    "packed",
+                    default=False,
+                    optional=True,
+                    tooltip="q, k and v of the attention in 8 bits, which a run takes only when memory has run out: "
+                    "what it could still do.",
                 ),
             ],
             outputs=[

@@ -16,10 +16,11 @@ from ...src.wanfit.errors import InputError
 from ...src.wanfit.memory.advice import Search, nearest
 from ...src.wanfit.memory.machine import GIB, Machine, stated_machine, this_machine
 from ...src.wanfit.memory.parts import Model, transformer_part
-from ...src.wanfit.memory.plan import make_plan
+from ...src.wanfit.memory.plan import Options, make_plan
 from ...src.wanfit.memory.plan_chart import draw_plan
 from ...src.wanfit.memory.presets import parts_of, text_preset, vae_preset
 from ...src.wanfit.memory.report import plan_lines
+from . import lora
 from .patcher import EnginePatcher
 from .picture import image_of
 
@@ -38,6 +39,8 @@ class Wanted:
     keep: Any
     model: Any = None
     model_low: Any = None
+    batch_size: int = 1
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,11 @@ def make(wanted: Wanted, *, adapt: bool) -> Planned:
     Raises: InputError: size_invalid, frames_invalid, number_invalid, pair_mismatch.
     """
     model, machine = _model(wanted), _machine(wanted)
-    plan = make_plan(model, machine, wanted.width, wanted.height, wanted.length)
+    options = Options(loras=_loras(wanted), batch=wanted.batch_size, packed_attention=wanted.packed)
+    size = wanted.width, wanted.height, wanted.length
+    plan = make_plan(model, machine, *size, options)
     lines = [f"{model.variant.title}: {' + '.join(part.name for part in model.transformers)}"]
-    ways = [] if plan.fits else nearest(Search(model, machine), wanted.width, wanted.height, wanted.length, wanted.keep)
+    ways = [] if plan.fits else nearest(Search(model, machine, options), *size, wanted.keep)
     if adapt and ways:
         lines.append(f"{wanted.width}x{wanted.height}, {wanted.length} frames does not fit: {plan.reason}")
         lines.append(f"adapted to {ways[0].describe()}")
@@ -98,6 +103,18 @@ def _model(wanted: Wanted) -> Model:
     if len(parts) == 1 and model.variant.has_experts:
         parts *= 2
     return Model(tuple(parts), text_preset(), vae_preset(model.variant.vae))
+
+
+def _loras(wanted: Wanted) -> tuple[int, int]:
+    """Bytes of the LoRAs on the MODEL that has most of them, and of its largest block."""
+    sizes = [(0, 0)]
+    for model in (wanted.model, wanted.model_low):
+        if model is not None:
+            runtime = model.runtime
+            blocks = lora.collect(model.patches, runtime.block_shapes()).values()
+            each = [block.nbytes(runtime.dtype) for block in blocks]
+            sizes.append((sum(each), max(each, default=0)))
+    return max(sizes)
 
 
 def _machine(wanted: Wanted) -> Machine:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from comfy_graphs import Graph, core_model, wanfit_model
-from comfy_names import HIGH, LOW, TI2V, VAE
+from comfy_names import HIGH, LORA, LOW, TI2V, VAE
 from comfyui_server import PromptFailed, Server
 from PIL import Image
 
@@ -80,6 +80,26 @@ def test_without_adapting_the_numbers_are_as_given(run: Any) -> None:
     results = run(graph)
     assert results["kept"].shape[-1] == 160
     assert "verdict: does not fit" in said(results, node) and "what fits: " in said(results, node)
+
+
+def test_a_batch_in_8_bits_with_a_lora(run: Any) -> None:
+    """All three count: for two videos more is needed, with packed heads less, and the LoRA of the MODEL is read."""
+    needed: dict[str, float] = {}
+    for name, options in {"one": {}, "two": {"batch_size": 2}, "packed": {"packed": True}}.items():
+        graph = Graph()
+        node = plan(graph, vram=24.0, ram=64.0, adapt=False, **REAL, **options)
+        graph.add("TestSaveTensor", image=[node[0], 1], name="chart")
+        text = said(run(graph), node)
+        line = next(line for line in text.splitlines() if line.startswith("denoise high "))
+        needed[name] = float(line.split()[2])
+        assert ("2 videos at a time" in text) == (name == "two")
+        assert ("packed in 8 bits" in text) == (name == "packed")
+    assert needed["packed"] < 0.8 * needed["one"] < 0.8 * 0.7 * needed["two"]
+    graph = Graph()
+    model = graph.add("LoraLoaderModelOnly", model=wanfit_model(graph, HIGH), lora_name=LORA, strength_model=1.0)
+    node = plan(graph, model=model)
+    graph.add("TestSaveTensor", image=[node[0], 1], name="chart")
+    assert HIGH in said(run(graph), node)
 
 
 def refused(server: Server, graph: Graph) -> str:
