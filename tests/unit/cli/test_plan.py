@@ -1,6 +1,8 @@
 """`wanfit plan` from the command line, and the run that keeps to it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -219,3 +221,27 @@ def test_a_batch_and_packed_attention_are_planned_and_searched_for(capsys):
     assert code == 0 and "2 videos at a time, q, k and v packed in 8 bits" in said
     assert "0 to 40 blocks that stay" in plan(capsys, *size[:-1], "--vram", "24")[1], "auto does not promise"
     assert plan(capsys, *size, "--vram", "12", "--batch", "0")[0] == 2
+
+
+def test_the_readme_shows_what_it_prints(capsys):
+    """Each line under a command of the README's block, in that order."""
+    text = (BOAT.parents[1] / "README.md").read_text(encoding="utf-8")
+    block = text.partition("```\n$ wanfit plan")[2].partition("```")[0]
+    commands = ("$ wanfit plan" + block).strip().split("$ wanfit ")[1:]
+    assert [command.split("--vram ")[1].split()[0] for command in commands] == ["12", "16", "24"]
+    for command in commands:
+        arguments, *shown = command.strip().splitlines()
+        assert main(arguments.split()) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert [line for line in printed if line in shown] == shown and len(shown) > 2
+
+
+def test_a_plan_needs_no_diffusers():
+    """Importing it takes longer than everything else together."""
+    code = (
+        "import sys; from wanfit.cli.main import main; "
+        "main(['plan', '--model', 'ti2v-5b:fp16', '--width', '832', '--height', '480', '--vram', '12', '--ram', '32']); "
+        "print(sorted({'diffusers', 'transformers', 'accelerate', 'peft'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]" and "verdict: fits" in done.stdout
