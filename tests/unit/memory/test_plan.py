@@ -13,7 +13,9 @@ from wanfit.memory.machine import Machine, Speeds, stated_machine
 from wanfit.memory.parts import Model
 from wanfit.memory.plan import Options, make_plan
 from wanfit.memory.presets import parts_of
+from wanfit.memory.report import plan_lines
 from wanfit.memory.verdict import TIGHT
+from wanfit.offload.policy import blocks_to_hide
 
 GIB = 2**30
 A14B = (1280, 720, 81)
@@ -206,3 +208,32 @@ def test_loras_stay_where_there_is_room_and_else_stream_with_their_block(fp8):
     assert streamed.ram_budget == stated_machine(8, 32).ram_budget - total
     few = make_plan(fp8, stated_machine(8, 32), *A14B, Options(loras=(total, total)))
     assert few.stages[2].vram["LoRA"] == total, "all in one block: never more than there is"
+
+
+def test_loras_count_in_the_search_too(fp8):
+    """What is suggested fits with them, and is less than what fits without."""
+    machine, loras = stated_machine(4, 16), (2 * GIB, GIB // 4)
+    plain, less = (nearest(Search(fp8, machine, options), *A14B) for options in (Options(), Options(loras=loras)))
+    assert less[0].num_frames < plain[0].num_frames and less[1].width < plain[1].width
+    for way in less:
+        plan = make_plan(fp8, machine, way.width, way.height, way.num_frames, Options(loras=loras))
+        assert plan.fits and plan.stages[2].vram["LoRA"] == GIB // 2
+    official = largest_official(Search(fp8, machine, Options(loras=loras)), prefer="length")
+    assert official is not None and "LoRA" in official.plan.stages[2].vram
+
+
+def test_auto_says_from_how_many_to_how_many_blocks_stay(fp8):
+    """Without the speeds of the machine it cannot be known; with them it is what the store will keep."""
+    unknown = make_plan(fp8, stated_machine(12, 64), *A14B)
+    assert unknown.resident_least == 0 < unknown.resident
+    assert any(f"0 to {unknown.resident} blocks that stay" in line for line in plan_lines(unknown))
+    fast_bus = Speeds(bandwidth=50e9, block_seconds=0.1)
+    known = make_plan(fp8, stated_machine(12, 64, speeds=fast_bus), *A14B)
+    assert known.resident == known.resident_least == 0 and known.stages[2].optional == 0
+    slow_bus = Speeds(bandwidth=2e9, block_seconds=0.1)
+    known = make_plan(fp8, stated_machine(12, 64, speeds=slow_bus), *A14B)
+    wanted = blocks_to_hide(40, fp8.slot_bytes / 2e9, 0.1)
+    assert known.resident == known.resident_least == min(wanted, unknown.resident) > 0
+    for policy in ("stream", "resident"):
+        plan = make_plan(fp8, stated_machine(24, 64, policy=policy), *A14B)
+        assert plan.resident_least == plan.resident

@@ -37,18 +37,20 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "chunk", "size"),
+    ("name", "dtype", "chunk", "size", "batch"),
     [
-        ("fp16", torch.float32, 1024, (320, 256, 33)),
-        ("fp16", torch.bfloat16, 256, (256, 192, 21)),
-        ("fp8", torch.float32, 512, (320, 256, 33)),
-        ("q4_k_m", torch.float32, 256, (256, 192, 33)),
-        ("5b", torch.float32, 256, (512, 384, 33)),
+        ("fp16", torch.float32, 1024, (320, 256, 33), 1),
+        ("fp16", torch.bfloat16, 256, (256, 192, 21), 1),
+        ("fp8", torch.float32, 512, (320, 256, 33), 1),
+        ("fp8", torch.float32, 512, (256, 192, 33), 2),
+        ("q4_k_m", torch.float32, 256, (256, 192, 33), 1),
+        ("5b", torch.float32, 256, (512, 384, 33), 1),
+        ("5b", torch.float32, 256, (384, 256, 33), 3),
     ],
 )
-def test_a_forward_of_the_transformer(files, name, dtype, chunk, size):
+def test_a_forward_of_the_transformer(files, name, dtype, chunk, size, batch):
     """Bound from above, and near: 10 % and the 2 MiB that the block's formula adds for norms and rows."""
-    video = Video(*size, image=False, size_multiple=32 if name == "5b" else 16)
+    video = Video(*size, image=False, size_multiple=32 if name == "5b" else 16, batch=batch)
     settings = ForwardSettings(chunk)
     with open_checkpoint(files[name]) as checkpoint:
         part = transformer_part(checkpoint)
@@ -56,13 +58,13 @@ def test_a_forward_of_the_transformer(files, name, dtype, chunk, size):
         model.load_rest(checkpoint, CPU, dtype)
         step = video.size_multiple // 2
         latents = torch.randn(
-            1, part.in_channels, video.latent_frames, video.height // step, video.width // step, dtype=dtype
+            batch, part.in_channels, video.latent_frames, video.height // step, video.width // step, dtype=dtype
         )
-        text = torch.randn(1, 512, 4096, dtype=dtype)
+        text = torch.randn(batch, 512, 4096, dtype=dtype)
         tokens: list[int] = []
         model.blocks[0].register_forward_pre_hook(lambda _, inputs: tokens.append(inputs[0].shape[1]))
         with torch.no_grad():
-            actual = peak_bytes(lambda: model(latents, torch.tensor([500.0]), text, return_dict=False))
+            actual = peak_bytes(lambda: model(latents, torch.full((batch,), 500.0), text, return_dict=False))
     causes = forward_causes(part, video, Machine("cpu", 0, 2**40, dtype=dtype), settings)
     # What the loop holds outside of a forward is not allocated by it.
     planned = sum(nbytes for cause, nbytes in causes.items() if cause not in ("latents", "text embeddings"))
