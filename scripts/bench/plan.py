@@ -70,7 +70,7 @@ FORWARDS = [
     *(Forward("i2v-a14b:fp8", size, n) for size, n in (("720p", 81), ("720p", 121), ("1088p", 33), ("1088p", 81))),
     *(Forward("i2v-a14b:fp8", size, 81, packed=True) for size in ("480p", "720p")),
     *(Forward("i2v-a14b:fp8", "480p", 81, policy, blocks=8) for policy in ("resident", "auto")),
-    Forward("t2v-a14b:bf16", "480p", 5, "auto", blocks=8),
+    Forward("t2v-a14b:bf16", "480p", 5, "auto", blocks=6),
     Forward("t2v-a14b:fp8", "480p", 33, batch=2),
     *(Forward("t2v-a14b:bf16", size, n) for size, n in (("480p", 33), ("720p", 81))),
     *(Forward("i2v-a14b:q8_0", size, n) for size, n in (("480p", 81), ("720p", 33), ("720p", 121))),
@@ -84,6 +84,8 @@ DECODES = [
     *(Decode("vae-2.1", size, n, g) for size, n, g in (("720p", 33, 16.0), ("720p", 33, 2.0), ("1088p", 33, 8.0))),
     *(Decode("vae-2.2", size, n, g) for size, n, g in (("480p", 33, 16.0), ("720p", 33, 4.0), ("720p", 81, 4.0))),
     *(Decode("vae-2.2", size, n, g) for size, n, g in (("720p", 33, 16.0), ("1088p", 33, 8.0))),
+    *(Decode("vae-2.1", size, 33, g) for size, g in (("480p", 0.7), ("720p", 1.2))),
+    *(Decode("vae-2.2", "480p", 33, g) for g in (1.8, 2.2)),
 ]
 
 
