@@ -75,7 +75,7 @@ def test_decode_equals_core(run: Any, tile_size: int) -> None:
 def test_video_holds_the_frames_that_core_decodes(run: Any, server: Server) -> None:
     """SaveVideo copies the stream. CRF 17, chroma at half size: a few levels of 255 on noise, on average."""
     graph = Graph()
-    source = latent(graph, batch=2)
+    source = latent(graph, batch=2, width=8)
     vae = graph.add("VAELoader", vae_name=VAE)
     graph.add("TestSaveTensor", image=graph.add("VAEDecode", samples=source, vae=vae), name="core_frames")
     save(graph, to_video(graph, source, fps=23.976), "frames")
@@ -93,7 +93,7 @@ def test_video_holds_the_frames_that_core_decodes(run: Any, server: Server) -> N
 def test_sound_is_cut_where_the_frames_end(run: Any, server: Server) -> None:
     graph = Graph()
     audio = graph.add("EmptyAudio", duration=10.0, sample_rate=44100, channels=2)
-    save(graph, to_video(graph, latent(graph), audio=audio), "sound")
+    save(graph, to_video(graph, latent(graph, width=8), audio=audio), "sound")
     run(graph)
     with av.open(str(saved(server, "sound"))) as container:
         assert container.streams.audio[0].codec_context.name == "aac"
@@ -114,7 +114,7 @@ def test_cancel_leaves_no_file(run: Any, server: Server) -> None:
     assert any(kind == "execution_interrupted" for kind, _ in entry["status"]["messages"])
     assert left_behind(server) == []
     again = Graph()
-    save(again, to_video(again, latent(again)), "after")
+    save(again, to_video(again, latent(again, width=8)), "after")
     run(again)
     assert len(left_behind(server)) == 1
 
