@@ -16,7 +16,7 @@ import torch
 from ...src.wanfit.checkpoint import Checkpoint
 from ...src.wanfit.errors import BudgetError, CheckpointError, InputError, RunError
 from ...src.wanfit.quant import dequantize
-from . import conditions, errors, resume
+from . import conditions, errors, options, resume
 from .block import EngineBlock
 from .patcher import EnginePatcher
 from .placement import Placement
@@ -75,6 +75,7 @@ def _around_sampling(executor: Callable[..., Any], *args: Any, **kwargs: Any) ->
     runtime.preparing = weakref.proxy(patcher)
     try:
         with errors.in_words_of(_WORDS, "denoise"), _with_advice(patcher):
+            options.check_compiled(patcher.model_options)
             conditions.check(runtime.checkpoint.identity, args[1], guider.conds)
             return executor(*args, **kwargs)
     finally:

@@ -37,6 +37,22 @@ def check(options: Mapping[str, Any]) -> None:
         )
 
 
+def check_compiled(model_options: Mapping[str, Any]) -> None:
+    """Refuse torch.compile, whether of the whole model or of its blocks.
+
+    Raises:
+        InputError: patch_unsupported.
+    """
+    if "torch_compile_kwargs" in model_options:  # comfy_api.torch_helpers
+        raise InputError(
+            "patch_unsupported",
+            "denoise",
+            "another node puts torch.compile (TorchCompileModel) over the transformer blocks, which WanFit runs itself "
+            "with kernels of its own",
+            "Remove that node, or load the model with ComfyUI's own loader",
+        )
+
+
 def keeps_block_input(options: Mapping[str, Any], index: int) -> bool:
     """Whether a patch may still read the block's input afterwards, so that it must not be updated in place."""
     replaced = options.get("patches_replace", {}).get("dit", {})

@@ -129,6 +129,25 @@ def test_a_patch_inside_blocks_is_refused_by_name(run: Any) -> None:
         run(graph)
 
 
+def test_torch_compile_is_refused_by_name(run: Any) -> None:
+    graph = Graph()
+    graph.sample(graph.add("TorchCompileModel", model=wanfit_model(graph, HIGH), backend="inductor"), "x", steps=1)
+    with pytest.raises(PromptFailed, match=r"patch_unsupported.*torch\.compile"):
+        run(graph)
+
+
+def test_a_lora_that_a_hook_switches_is_refused_by_name(run: Any) -> None:
+    graph = Graph()
+    hooks = graph.add("CreateHookLoraModelOnly", lora_name=LORA, strength_model=0.5)
+    node = graph.sample(wanfit_model(graph, HIGH), "x", steps=1)
+    text = graph.prompt[node]["inputs"]["positive"]
+    graph.prompt[node]["inputs"]["positive"] = graph.add(
+        "ConditioningSetProperties", cond_NEW=text, strength=1.0, set_cond_area="default", hooks=hooks
+    )
+    with pytest.raises(PromptFailed, match=r"patch_unsupported.*hook.*LoraLoaderModelOnly"):
+        run(graph)
+
+
 def test_saving_and_merging_are_refused(run: Any) -> None:
     graph = Graph()
     graph.add("ModelSave", model=wanfit_model(graph, HIGH), filename_prefix="no")

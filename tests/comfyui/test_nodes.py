@@ -182,12 +182,13 @@ def test_an_image_on_a_model_that_takes_none(server: Server, file: str) -> None:
     assert "image_unexpected" in text and "positive" in text
 
 
-def test_a_latent_of_another_model(server: Server) -> None:
+@pytest.mark.parametrize("size", [{"channels": 48}, {"frames": 0}], ids=["channels", "no frames"])
+def test_a_latent_that_the_model_cannot_take(server: Server, size: dict[str, int]) -> None:
     graph = Graph()
     text = graph.add("TestConditioning", seed=1)
     result = graph.add(
         "KSampler", model=wanfit_model(graph, HIGH), positive=text, negative=text, seed=1, steps=1, cfg=1.0,
-        sampler_name="euler", scheduler="simple", denoise=1.0, latent_image=latent(graph, channels=48),
+        sampler_name="euler", scheduler="simple", denoise=1.0, latent_image=latent(graph, **size),
     )  # fmt: skip
     graph.add("TestSaveTensor", latent=result, name="x")
     refusal = refused(server, graph)
