@@ -12,7 +12,7 @@ ATTENTION = ("auto", "sdpa", "cudnn", "flash", "efficient", "xformers", "sageatt
 NAMES = {"vram_budget": "vram_budget", "ram_budget": "ram_budget", "transformer": "model", "transformer_2": "model_low"}
 
 
-def _advanced(widget: Any) -> Callable[..., Any]:
+def advanced(widget: Any) -> Callable[..., Any]:
     """The widget hidden behind "show advanced" where the front end can; older schema classes have no word for it."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ class WanFitOffloadPolicy(io.ComfyNode):
                     tooltip="GiB of VRAM for weights and activations while sampling, 0 to 192. 0: what is free. Less "
                     "leaves room for other programs and costs time.",
                 ),
-                _advanced(io.Float.Input)(
+                advanced(io.Float.Input)(
                     "ram_budget",
                     default=0.0,
                     min=0.0,
@@ -62,7 +62,7 @@ class WanFitOffloadPolicy(io.ComfyNode):
                     tooltip="GiB of RAM for copies of blocks, 0 to 2048. 0: what is free. What does not fit is read "
                     "from disk again in every step.",
                 ),
-                _advanced(io.Combo.Input)(
+                advanced(io.Combo.Input)(
                     "attention",
                     options=[*ATTENTION, "comfyui"],
                     default="auto",
@@ -70,7 +70,7 @@ class WanFitOffloadPolicy(io.ComfyNode):
                     "this card, measured once. comfyui: ComfyUI's own. sdpa, cudnn, flash, efficient: PyTorch's. "
                     "sageattention, comfy_kitchen round to 8 bits. What is not installed is refused.",
                 ),
-                _advanced(io.Boolean.Input)(
+                advanced(io.Boolean.Input)(
                     "fp8_matmul",
                     default=True,
                     optional=True,

@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.v0_0_2 import io
 
-from .offload import _advanced
+from .offload import advanced
 
 NAMES = {
     "transformer": "model_high",
@@ -111,7 +111,7 @@ class WanFitSampler(io.ComfyNode):
                     tooltip="Noise level, 0 to 1, below which the low-noise expert works. 0: the model's official one, "
                     "0.9 for I2V and 0.875 for T2V.",
                 ),
-                _advanced(io.Int.Input)(
+                advanced(io.Int.Input)(
                     "switch_step",
                     default=0,
                     min=0,
@@ -119,25 +119,25 @@ class WanFitSampler(io.ComfyNode):
                     tooltip="First step of the low-noise expert. 0: computed from the boundary. A number that "
                     "disagrees with the boundary is used, and pointed out.",
                 ),
-                _advanced(io.Int.Input)(
+                advanced(io.Int.Input)(
                     "start_at_step", default=0, min=0, max=10000, tooltip="First step that runs; 0 for all of them."
                 ),
-                _advanced(io.Int.Input)(
+                advanced(io.Int.Input)(
                     "end_at_step", default=10000, min=0, max=10000, tooltip="Step before which to stop; 10000: the end."
                 ),
-                _advanced(io.Combo.Input)(
+                advanced(io.Combo.Input)(
                     "add_noise",
                     options=["enable", "disable"],
                     default="enable",
                     tooltip="disable: the latent already carries the noise of start_at_step.",
                 ),
-                _advanced(io.Combo.Input)(
+                advanced(io.Combo.Input)(
                     "return_with_leftover_noise",
                     options=["disable", "enable"],
                     default="disable",
                     tooltip="enable: leave the noise of end_at_step in the latent, for another sampler to go on.",
                 ),
-                _advanced(io.Int.Input)(
+                advanced(io.Int.Input)(
                     "save_every",
                     default=1,
                     min=0,
@@ -146,7 +146,7 @@ class WanFitSampler(io.ComfyNode):
                     "step for most samplers), 8 to 20 MB each, until the run is complete. 0: none; a run that is "
                     "broken off is lost.",
                 ),
-                _advanced(io.Combo.Input)(
+                advanced(io.Combo.Input)(
                     "resume",
                     options=["off", "on"],
                     default="off",
