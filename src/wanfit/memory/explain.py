@@ -242,4 +242,6 @@ def _names(figures: OomFigures | None, facts: Facts) -> str:
 
 
 def _gib(nbytes: int) -> str:
+    if nbytes < 2**20:
+        return f"{nbytes} bytes"
     return f"{nbytes / GIB:.2f} GiB" if nbytes >= 2**27 else f"{nbytes / 2**20:.0f} MiB"
