@@ -36,7 +36,7 @@ class EnginePatcher(comfy.model_patcher.ModelPatcher):
             name, offset, function = (key, None, None) if isinstance(key, str) else (*key, None, None)[:3]
             added[name] = [(strength_patch, patch, strength_model, offset, function)]
         known = self.model.state_dict()
-        lora.collect({name: entry for name, entry in added.items() if name in known}, self.runtime.block_shapes())
+        lora.collect({name: entry for name, entry in added.items() if name in known}, self.runtime.block_shapes)
         return super().add_patches(patches, strength_patch, strength_model)
 
     def add_hook_patches(self, hook: Any, patches: Any, *args: Any, **kwargs: Any) -> Any:

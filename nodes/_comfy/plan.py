@@ -111,7 +111,7 @@ def _loras(wanted: Wanted) -> tuple[int, int]:
     for model in (wanted.model, wanted.model_low):
         if model is not None:
             runtime = model.runtime
-            blocks = lora.collect(model.patches, runtime.block_shapes()).values()
+            blocks = lora.collect(model.patches, runtime.block_shapes).values()
             each = [block.nbytes(runtime.dtype) for block in blocks]
             sizes.append((sum(each), max(each, default=0)))
     return max(sizes)
