@@ -36,7 +36,7 @@ spec = importlib.util.spec_from_file_location(
 module = importlib.util.module_from_spec(spec)
 sys.modules["wanfit_pack"] = module
 spec.loader.exec_module(module)
-from wanfit_pack.nodes._comfy import load, runtime, sampler  # noqa: E402
+from wanfit_pack.nodes._comfy import load, patches, sampler  # noqa: E402
 from wanfit_pack.nodes._comfy.placement import RING, Placement  # noqa: E402
 from wanfit_pack.src.wanfit.offload import BlockStore, PatchStore  # noqa: E402
 
@@ -76,7 +76,7 @@ def loaded(model: object) -> bool:
     return any(entry.model is not None and model.is_clone(entry.model) for entry in management.current_loaded_models)
 
 
-Placement.source, runtime.PatchStore = source, KeptPatches
+Placement.source, patches.PatchStore = source, KeptPatches
 models = dict(zip(("high", "low"), load.experts("high.safetensors", "low.safetensors", "as stored")[:2], strict=True))
 for model in models.values():
     weight = "diffusion_model.blocks.0.self_attn.q.weight"
