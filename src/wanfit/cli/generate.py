@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,11 @@ def run(options: argparse.Namespace) -> int:
         tokenizer=options.tokenizer,
     )
     stream = sys.stderr if options.json else sys.stdout
+
+    def tell(text: str) -> None:
+        with suppress(BrokenPipeError):  # who read it has gone, as `| head` does; the video is still wanted
+            tqdm.write(in_words(text, FLAGS), file=stream)  # keeps clear of the progress bar
+
     report = generate(
         files,
         request,
@@ -168,7 +174,7 @@ def run(options: argparse.Namespace) -> int:
         chart_path=options.chart,
         resume=options.resume,
         save_every=options.save_every,
-        tell=lambda text: tqdm.write(in_words(text, FLAGS), file=stream),  # keeps clear of the progress bar
+        tell=tell,
     )
     if options.json:
         print(json.dumps(report, indent=2))

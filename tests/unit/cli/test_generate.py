@@ -76,8 +76,15 @@ def test_json_goes_to_stdout_alone_and_the_same_seed_gives_the_same_file(models,
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a process of its own cannot be sent Ctrl-C alone on Windows")
-@pytest.mark.parametrize("stage", ["denoise high", "decode and save"])
-def test_ctrl_c_leaves_no_half_video_and_what_was_reached(models, tmp_path, stage):
+@pytest.mark.parametrize(
+    ("stage", "sent", "code", "word"),
+    [
+        ("denoise high", signal.SIGINT, 130, "interrupted"),
+        ("decode and save", signal.SIGINT, 130, "interrupted"),
+        ("denoise high", signal.SIGTERM, 143, "terminated"),
+    ],
+)
+def test_ctrl_c_and_sigterm_leave_no_half_video_and_what_was_reached(models, tmp_path, stage, sent, code, word):
     length = ("--frames", "5", "--steps", "200") if "denoise" in stage else ("--frames", "17", "--steps", "2")
     arguments = command(models, tmp_path / "a.mp4", *length)
     process = subprocess.Popen(
@@ -95,12 +102,40 @@ def test_ctrl_c_leaves_no_half_video_and_what_was_reached(models, tmp_path, stag
     while process.poll() is None and not kept.exists():
         time.sleep(0.01)
     time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     told, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert "interrupted" in said and "Traceback" not in said
+    assert process.returncode == code, said
+    assert f"wanfit: {word}" in said and "Traceback" not in said
     assert f"the same command with --resume {kept} goes on from there" in told
     assert [path.name for path in tmp_path.iterdir()] == [kept.name]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a pipe ends in another way on Windows")
+def test_who_reads_the_output_may_go(models, tmp_path):
+    """As `wanfit generate ... | head -1` does: the video is still made."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "wanfit", *command(models, tmp_path / "a.mp4", "--frames", "5", "--steps", "2")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.readline()
+    process.stdout.close()
+    said = process.stderr.read()
+    assert "Traceback" not in said and "BrokenPipe" not in said
+    assert process.wait(60) in (0, 141) and (tmp_path / "a.mp4").exists()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_help_where_the_output_takes_few_characters(encoding):
+    """A pipe on Windows, the C locale: the Chinese words must not end the command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "wanfit", "generate", "--help"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        check=False,
+    )
+    assert done.returncode == 0 and b"--chart" in done.stdout and not done.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no kill -9 on Windows")
