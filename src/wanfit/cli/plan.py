@@ -25,6 +25,13 @@ WORDS = FLAGS | {
     "bandwidth": "--bandwidth",
     "block_seconds": "--block-ms",
     "disk": "--disk",
+    "batch": "--batch",
+    "transformer": "the first file of --model",
+    "transformer_2": "the second file of --model",
+    "high": "--model",
+    "low": "--model",
+    "text_encoder": "the text encoder of --model",
+    "vae": "the VAE of --model",
 }
 
 
@@ -89,8 +96,9 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     from ..errors import InputError, OutputError
     from ..memory.advice import Search, largest_official, nearest
-    from ..memory.plan import Options, make_plan
+    from ..memory.plan import Options, check_frames, make_plan
     from ..memory.report import plan_lines
+    from ..pipeline.outputs import check_output, whole_file
 
     for name in ("width", "height"):
         if getattr(options, name) == "auto":
@@ -101,6 +109,10 @@ def run(options: argparse.Namespace) -> int:
         value = getattr(options, name)
         if value < 1:
             raise InputError("number_invalid", "plan", f"<{name}> is {value}", "Use 1 or more")
+    if isinstance(options.num_frames, int):
+        check_frames(options.num_frames)
+    if options.chart is not None:
+        check_output("chart", options.chart, ".png")
     model, files, notices = _model(options.model)
     machine = _machine(options)
     loras = _loras(options.lora, files, machine, notices)
@@ -134,7 +146,8 @@ def run(options: argparse.Namespace) -> int:
         from ..memory.plan_chart import draw_plan
 
         try:
-            draw_plan(plan, options.chart)
+            with whole_file(options.chart) as path:
+                draw_plan(plan, path)
         except OSError as error:
             raise OutputError(
                 "output_unwritable", "plan", f"the chart cannot be written: {error}", "Give another <chart>"

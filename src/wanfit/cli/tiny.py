@@ -22,8 +22,11 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from ..errors import InputError
     from ..tiny.models import write_tiny_models
 
+    if not 0 <= options.seed < 2**32:
+        raise InputError("number_invalid", "input", f"<seed> is {options.seed}", f"Use 0 to {2**32 - 1}")
     for path in write_tiny_models(options.out, seed=options.seed):
         print(path)
     return 0

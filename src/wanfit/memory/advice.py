@@ -101,7 +101,7 @@ def largest_official(
         prefer: what is kept when the largest official size does not fit at full length.
     """
     variant = search.model.variant
-    frames = num_frames or variant.num_frames
+    frames = variant.num_frames if num_frames is None else num_frames
     sizes = sorted((s for s in variant.sizes if (s[1] > s[0]) == portrait), key=lambda s: -s[0] * s[1])
     for width, height in sizes:
         whole = search.fitting(width, height, frames)

@@ -107,6 +107,13 @@ def stated_machine(
     ):
         if not low <= value <= high:  # also NaN
             raise InputError("number_invalid", "plan", f"<{name}> is {value} GiB", f"Use {low:g} to {high:g}")
+    if vram_gib and used_gib >= vram_gib:
+        raise InputError(
+            "number_invalid",
+            "plan",
+            f"<vram_used> is {used_gib} GiB of a card with {vram_gib} GiB",
+            "Use less than the card has",
+        )
     device = "cuda" if vram_gib else "cpu"
     vram_taken = (
         {"CUDA context": CONTEXT_BYTES, "other programs": int(used_gib * GIB), "reserve": RESERVE_BYTES}

@@ -215,6 +215,11 @@ def _check(width: int, height: int, num_frames: int, multiple: int) -> None:
                 f"<{name}> is {value}",
                 f"Use a multiple of {multiple}, {multiple} to {1024 * multiple}",
             )
+    check_frames(num_frames)
+
+
+def check_frames(num_frames: int) -> None:
+    """Refuse a length that no Wan model takes. Raises: InputError: frames_invalid."""
     if not 1 <= num_frames <= 4 * 1023 + 1 or num_frames % 4 != 1:
         raise InputError("frames_invalid", "plan", f"<num_frames> is {num_frames}", "Use 4n+1, 1 to 4093, such as 81")
 

@@ -36,6 +36,7 @@ from .experts import attention_of
 from .files import ModelFiles
 from .loras import match_loras
 from .opened import open_model
+from .outputs import check_output
 from .placement import Placement
 from .plan import bytes_of, machine_of, plan_run, read_model
 from .report import RunReport
@@ -73,11 +74,15 @@ def generate(
     """
     if save_every < 0:
         raise InputError("number_invalid", "input", f"<save_every> is {save_every}", "Use 0 or more")
-    for name, path in (("report", report_path), ("chart", chart_path)):
-        if path is not None and not path.parent.is_dir():
-            raise OutputError("output_unwritable", "input", f"the folder {path.parent} of <{name}> does not exist")
-        if path is not None and path.is_dir():
-            raise OutputError("output_unwritable", "input", f"<{name}> {path} is a folder", "Give the name of a file")
+    check_output("out", request.out, ".mp4")
+    for name, path, suffix in (("report", report_path, ".json"), ("chart", chart_path, ".png")):
+        if path is not None:
+            check_output(name, path, suffix)
+    images = [path.resolve() for path in (request.image, request.last_image) if path is not None]
+    if chart_path is not None and chart_path.resolve() in images:
+        raise OutputError(
+            "output_unwritable", "input", f"<chart> {chart_path} would replace the image", "Give another name"
+        )
     with ExitStack() as stack:
         model = stack.enter_context(open_model(files))
         identities, variant = model.identities, model.variant
@@ -206,6 +211,14 @@ def _announce(
         tell(identity.describe())
     for notice in settings.notices:
         tell(f"note: {notice}")
+    given = {
+        "vram_budget": placement.vram_budget is not None,
+        "ram_budget": placement.ram_budget is not None,
+        "policy": placement.policy != "auto",
+    }
+    idle = [f"<{name}>" for name, is_given in given.items() if is_given]
+    if placement.device.type == "cpu" and idle:
+        tell(f"note: {', '.join(idle)}: without effect on the CPU, where blocks are read from the file in place")
     split = ""
     if settings.boundary_ratio is not None:
         split = (

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import WanFitError
 from ..memory.chart import draw
 from ..memory.record import MemoryRecord
+from .outputs import whole_file
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,11 @@ class RunReport:
         for line in self.record.notes():
             self.tell(line)
         if self.json_path is not None:
-            self.json_path.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")
+            with whole_file(self.json_path) as path:
+                path.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")
         if self.chart_path is not None:
-            draw(self.record, self.chart_path, self.title)
+            with whole_file(self.chart_path) as path:
+                draw(self.record, path, self.title)
         return report
 
     @contextmanager

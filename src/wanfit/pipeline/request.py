@@ -104,8 +104,8 @@ def check_numbers(request: Request) -> None:
         raise InputError("prompt_invalid", "input", "<prompt> is empty", "Say what the video shows")
     whole = {"steps": request.steps, "fps": request.fps}
     for name, value in whole.items():
-        if value is not None and value < 1:
-            raise InputError("number_invalid", "input", f"<{name}> is {value}", "Use 1 or more")
+        if value is not None and not 1 <= value <= 1000:
+            raise InputError("number_invalid", "input", f"<{name}> is {value}", "Use 1 to 1000")
     if isinstance(request.num_frames, int):
         check_frames(request.num_frames)
     for absent, how in ((None, "given"), (AUTO, "a number")):
@@ -130,7 +130,10 @@ def check_numbers(request: Request) -> None:
 
 
 def check_frames(num_frames: int) -> None:
-    """Refuse a number of frames that is not 4n+1; names the nearest two that are."""
+    """Refuse a number of frames that is not 4n+1, or too large for the position table; names the nearest that are."""
+    longest = 4 * (MAX_ROPE_POSITIONS - 1) + 1
+    if num_frames > longest:
+        raise InputError("frames_invalid", "input", f"<num_frames> is {num_frames}", f"Use {longest} or less")
     if num_frames >= 1 and num_frames % 4 == 1:
         return
     lower = max(1, (num_frames - 1) // 4 * 4 + 1)

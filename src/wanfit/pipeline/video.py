@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ..errors import InputError, OutputError
+from .outputs import check_output
 
 CODEC = "libx264"
 # With x264's macroblock tree small noisy frames gave two or three files from one input; without it always the same.
@@ -78,23 +79,8 @@ class VideoWriter:
         self._temporary = path.with_name(f".{path.stem}.{os.getpid()}.part.mp4")
 
     def __enter__(self) -> VideoWriter:
-        if self.path.suffix.lower() != ".mp4":
-            raise OutputError(
-                "output_unwritable",
-                "input",
-                f"<out> is {self.path}, which does not end in .mp4",
-                f"Use {self.path.with_suffix('.mp4')}",
-            )
+        check_output("out", self.path, ".mp4")
         folder = self.path.parent
-        if not folder.is_dir():
-            raise OutputError(
-                "output_unwritable",
-                "input",
-                f"the folder {folder} of <out> does not exist",
-                "Create it first",
-            )
-        if self.path.is_dir():
-            raise OutputError("output_unwritable", "input", f"<out> {self.path} is a folder", "Give the name of a file")
         needed = int(self.width * self.height * self.num_frames * BYTES_PER_PIXEL)
         free = shutil.disk_usage(folder).free
         if free < needed:

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from ..checkpoint.structure import transformer_tensors, vae_tensors
 from ..errors import OutputError
@@ -67,11 +68,11 @@ def write_tiny_models(folder: Path, *, seed: int = 0) -> list[Path]:
             write_comfy_fp8_scaled(make_text(seed=seed + 3), folder / "text_encoders"),
             write_plain(folder / "vae" / "wan_2.1_vae.safetensors", tiny_vae(seed=seed + 4)),
         ]
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise OutputError(
             "output_unwritable",
             "save",
-            f"the tiny models cannot be written to {folder}: {error.strerror or error}",
+            f"the tiny models cannot be written to {folder}: {getattr(error, 'strerror', None) or error}",
             "Give <out> a folder that can be written",
         ) from error
 

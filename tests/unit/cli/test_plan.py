@@ -88,6 +88,11 @@ def test_speeds_give_the_slow_down(capsys):
         (["--model", "i2v-a14b:fp8", "--vram", "12", "--width", "1280"], ["[size_invalid]", "--height"]),
         (["--model", "i2v-a14b:fp8", "--vram", "12", "--width", "1281", "--height", "720"], ["[size_invalid]", "16"]),
         (["--model", "i2v-a14b:fp8", "--vram", "12", "--width", "1280", "--height", "720", "--frames", "80"], ["4n+1"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "12", "--frames", "0"], ["--frames is 0", "4n+1"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "12", "--frames", "99999999999999999997"], ["4093"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "12", "--vram-used", "12"], ["--vram-used is 12.0 GiB", "12.0 GiB"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "12", "--batch", "0"], ["--batch is 0"]),
+        (["--model", "i2v-a14b:fp8", "--vram", "12", "--chart", "model.safetensors"], ["model.png"]),
         (["--model", "i2v-a14b:fp8", "--vram", "12", "--chunk-tokens", "0"], ["--chunk-tokens"]),
         (["--model", "i2v-a14b:fp8", "--vram", "12", "--bandwidth", "0"], ["--bandwidth"]),
         (["--model", "i2v-a14b:fp8", "--vram", "12", "--policy", "fast"], ["--policy"]),
@@ -105,6 +110,13 @@ def test_bad_input_is_refused_in_one_line(capsys, arguments, parts):
     assert code == 2 and said.startswith("wanfit: [") and said.count("\n") == 1
     for part in parts:
         assert part in said
+
+
+def test_it_speaks_of_its_own_inputs(capsys, models):
+    """`plan` has no --high and no --low."""
+    high = str(next(models.rglob("*high*.safetensors")))
+    code, _, said = plan(capsys, "--model", high, high, "--vram", "12")
+    assert code == 2 and "the second file of --model is the high-noise expert" in said and "--low" not in said
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the machine must have no GPU")
