@@ -28,7 +28,9 @@ def expert_of(path: Path, metadata: Mapping[str, object]) -> tuple[str, str]:
         ("high" | "low" | "unknown", "file name" | "metadata" | "folder" | "").
     """
     if path.is_dir():
-        candidates = [("metadata", _titles(metadata)), ("folder", [_folder_word(path)])]
+        files = list(path.glob("*.safetensors"))
+        alone = [files[0].stem] if len(files) == 1 else []
+        candidates = [("file name", alone), ("metadata", _titles(metadata)), ("folder", [_folder_word(path)])]
     else:
         candidates = [
             ("file name", [path.stem]),

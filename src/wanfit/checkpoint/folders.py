@@ -74,6 +74,9 @@ def model_files(folder: Path) -> tuple[list[Path], Mapping[str, str], Mapping[st
     if not files:
         raise _no_model(folder)
     if len(files) == 1 and not _SHARD.fullmatch(files[0].name):
+        others = [] if config else sorted(folder.glob("*.gguf"))
+        if others:
+            raise _ambiguous(folder, [*files, *others])
         return files, {}, config
     shards = [match for file in files if (match := _SHARD.fullmatch(file.name))]
     series = {(match["stem"], match["count"]) for match in shards}

@@ -141,7 +141,12 @@ def open_file(path: Path) -> tuple[MappedFile, RawFile]:
         QuantError: format_unknown.
     """
     if not path.is_file():
-        raise CheckpointError("file_missing", "inspect", f"{path} does not exist", "Check the path")
+        what = "does not exist"
+        if path.is_symlink():
+            what = f"is a link to {path.readlink()}, where no file is"
+        elif path.exists():
+            what = "is no file"
+        raise CheckpointError("file_missing", "inspect", f"{path} {what}", "Check the path")
     suffix = path.suffix.lower()
     if suffix in _PICKLES:
         raise CheckpointError("file_unsupported", "inspect", f"{path} is a pickle ({suffix})", _RECIPE)
@@ -166,6 +171,8 @@ _RECIPE = (
 def _read(file: MappedFile) -> RawFile:
     start = file.read(0, 64)
     is_gguf = file.path.suffix.lower() == ".gguf"
+    if start[8:9] == b"{" and is_gguf:
+        raise damaged(file, "this is a safetensors file under another name", "Rename it to .safetensors")
     if start[:4] == b"GGUF" and not is_gguf:
         raise damaged(file, "this is a GGUF file under another name", "Rename it to .gguf")
     if start[:2] in (b"PK", b"\x80\x02"):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..checkpoint import Identity
+    from ..errors import WanFitError
 
 WORDS = {
     "transformer": "the first transformer",
@@ -20,28 +24,46 @@ def add_parser(commands: Any) -> None:
         "inspect",
         help="say what model files are / 识别模型文件",
         description="Identify model files or folders from their headers; no weights are read. Two transformers are "
-        "checked as a pair (high, then low), a VAE or text encoder beside them against the transformer.",
+        "checked as a pair (high, then low), a VAE or text encoder beside them against the transformer. Of a folder "
+        "with several models each is named, and what is none.",
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".safetensors, .gguf or a diffusers folder")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".safetensors, .gguf or a folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run, words=WORDS)
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..checkpoint import Identity, check_pair, check_parts, open_checkpoint
+    from ..checkpoint import check_pair, check_parts, open_checkpoint
+    from ..errors import CheckpointError, WanFitError
+    from ..pipeline.files import files_inside
 
-    identities: list[Identity] = []
+    found: list[tuple[Path, Identity]] = []
+    refused: list[tuple[Path, WanFitError]] = []
+    folders = False
     for path in options.files:
-        with open_checkpoint(path) as checkpoint:
-            identities.append(checkpoint.identity)
+        try:
+            with open_checkpoint(path) as checkpoint:
+                found.append((path, checkpoint.identity))
+        except CheckpointError:
+            inside = [] if not path.is_dir() else [_identify(file) for file in files_inside(path)]
+            known = [(file, identity) for file, identity in inside if not isinstance(identity, WanFitError)]
+            if not known:
+                raise
+            found += known
+            refused += [(file, error) for file, error in inside if isinstance(error, WanFitError)]
+            folders = True
     if options.json:
-        listed = [
-            {"file": str(path), **identity.to_json()} for path, identity in zip(options.files, identities, strict=True)
-        ]
+        listed = [{"file": str(path), **identity.to_json()} for path, identity in found]
+        listed += [{"file": str(path), "refused": error.render(WORDS)} for path, error in refused]
         print(json.dumps({"files": listed}, indent=2))
     else:
-        for path, identity in zip(options.files, identities, strict=True):
+        for path, identity in found:
             print(f"{path.name}: {identity.describe()}")
+        for path, error in refused:
+            print(f"{path.name}: {error.render(WORDS)}")
+    if folders:  # a collection need not fit together
+        return 0
+    identities = [identity for _, identity in found]
     of_kind = {
         kind: [identity for identity in identities if identity.kind == kind]
         for kind in ("transformer", "vae", "text_encoder")
@@ -56,3 +78,14 @@ def run(options: argparse.Namespace) -> int:
     if len(identities) > 1 and not options.json:
         print("these files fit together")
     return 0
+
+
+def _identify(path: Path) -> tuple[Path, Identity | WanFitError]:
+    from ..checkpoint import open_checkpoint
+    from ..errors import WanFitError
+
+    try:
+        with open_checkpoint(path) as checkpoint:
+            return path, checkpoint.identity
+    except WanFitError as error:
+        return path, error

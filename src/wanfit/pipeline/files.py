@@ -84,7 +84,8 @@ def _present(path: Path | None) -> Path:
 
 def _parts_of(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
-        raise CheckpointError("file_missing", "load", f"<model> {folder} is not a folder", "Check the path")
+        change = "Give a single file as <high>, <low>, <text_encoder> or <vae>" if folder.exists() else "Check the path"
+        raise CheckpointError("file_missing", "load", f"<model> {folder} is not a folder", change)
     try:
         components = component_folders(folder)
     except CheckpointError:
@@ -94,9 +95,7 @@ def _parts_of(folder: Path) -> dict[str, Path]:
         return {roles.get(name, name): path for name, path in components.items()}
     parts: dict[str, list[Path]] = {}
     unread: list[str] = []
-    for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() not in SUFFIXES or not path.is_file():
-            continue
+    for path in _model_files(folder):
         try:
             with open_checkpoint(path) as checkpoint:
                 parts.setdefault(_role(checkpoint.identity), []).append(path)
@@ -121,6 +120,21 @@ def _parts_of(folder: Path) -> dict[str, Path]:
             "Give a diffusers folder, or one with .safetensors or .gguf files of a Wan model",
         )
     return {role: paths[0] for role, paths in parts.items()}
+
+
+def files_inside(folder: Path) -> list[Path]:
+    """What there is to open in a folder that is not one model: a pipeline's parts, else every file of a known type."""
+    try:
+        components = component_folders(folder)
+    except CheckpointError:
+        components = {}
+    if "transformer" in components:
+        return [path for name, path in components.items() if name != "tokenizer"]
+    return _model_files(folder)
+
+
+def _model_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
 
 
 def _role(identity: Identity) -> str:

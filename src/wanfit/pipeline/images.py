@@ -25,7 +25,8 @@ def load_image(path: Path, name: str) -> tuple[Image.Image, list[str]]:
     Raises: InputError: missing or unreadable file, transparency, a pixel format of more than 8 bits.
     """
     if not path.is_file():
-        raise InputError("image_invalid", "input", f"<{name}> {path} does not exist", "Check the path")
+        what = "is no file" if path.exists() else "does not exist"
+        raise InputError("image_invalid", "input", f"<{name}> {path} {what}", "Give a PNG, JPEG or WebP file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)

@@ -57,10 +57,10 @@ def _check(opened: OpenModel, files: ModelFiles) -> None:
     vae, text_encoder = opened.vae.identity, opened.text_encoder.identity
     for role, identity, kind in (("vae", vae, "vae"), ("text_encoder", text_encoder, "text_encoder")):
         if identity.kind != kind:
-            raise InputError("pair_mismatch", "load", f"<{role}> holds a {identity.kind}, not a {kind}")
+            raise _wrong_kind(role, identity.kind, kind)
     for role, identity in zip(("high", "low"), identities, strict=False):
         if identity.kind != "transformer":
-            raise InputError("pair_mismatch", "load", f"<{role}> holds a {identity.kind}, not a transformer")
+            raise _wrong_kind(role, identity.kind, "transformer")
     high = identities[0]
     if len(identities) == 2:
         check_pair(*identities)
@@ -79,3 +79,9 @@ def _check(opened: OpenModel, files: ModelFiles) -> None:
             "Use a Wan 2.2 I2V-A14B pair, or this file inside ComfyUI",
         )
     check_parts(high, vae, text_encoder)
+
+
+def _wrong_kind(role: str, found: str, wanted: str) -> InputError:
+    title = {"vae": "VAE", "text_encoder": "text encoder"}
+    what = f"<{role}> holds a {title.get(found, found)}, not a {title.get(wanted, wanted)}"
+    return InputError("pair_mismatch", "load", what, f"Give the file of the {title.get(wanted, wanted)} there")

@@ -72,7 +72,10 @@ def choose_placement(
         count = torch.cuda.device_count()
         if (target.index or 0) >= count:
             raise InputError(
-                "number_invalid", "input", f"<device> is {device!r}, and this PyTorch sees {count} CUDA devices"
+                "number_invalid",
+                "input",
+                f"<device> is {device!r}, and this PyTorch sees {count} CUDA devices",
+                f"Use {', '.join(['cpu', *(f'cuda:{index}' for index in range(count))])}; <doctor> says why",
             )
         target = torch.device("cuda", target.index or 0)
     if chunk_tokens < 1:

@@ -151,7 +151,10 @@ def kept_facts(path: Path) -> dict[str, str]:
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     if not path.is_file():
-        raise CheckpointError("file_missing", "load", f"<resume> {path} does not exist")
+        what = "is no file" if path.exists() else "does not exist"
+        raise CheckpointError(
+            "file_missing", "load", f"<resume> {path} {what}", "Give the .resume.safetensors that the run named"
+        )
     try:
         with safe_open(str(path), framework="pt") as file:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -160,7 +163,12 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError("file_damaged", "load", f"<resume> {path} holds no progress of a run: {error}")
+    return CheckpointError(
+        "file_damaged",
+        "load",
+        f"<resume> {path} holds no progress of a run ({type(error).__name__}: {error})",
+        "Give the .resume.safetensors that the run named, or begin anew without <resume>",
+    )
 
 
 def beside(out: Path) -> Path:

@@ -94,12 +94,29 @@ def check(result, *parts: str):
         (["--out", "/proc/wanfit.mp4"], ["[output_unwritable]"]),
         (["--report", "no/such/r.json"], ["--report"]),
         (["--report", "/proc"], ["--report /proc is a folder"]),
-        (["--frames", "100000001", "--width", "2048", "--height", "2048"], ["MiB free", "may need"]),
-        (["--model", "no-such-folder"], ["[file_missing]", "no-such-folder"]),
+        (["--report", "r.mp4"], ["--report is r.mp4", "r.json"]),
+        (["--chart", "no/such/c.png"], ["--chart", "Create it first"]),
+        (["--chart", "a.mp4"], ["--chart is a.mp4", "a.png"]),
+        (["--out", ""], ["--out . is a folder", "Give the name of a file"]),
+        (["--out", "/"], ["--out / is a folder", "/result.mp4"]),
+        (["--frames", "100000001"], ["--frames is 100000001", "4093"]),
+        (["--steps", "1000000000"], ["--steps is 1000000000", "1 to 1000"]),
+        (["--fps", "100000000000"], ["--fps is 100000000000", "1 to 1000"]),
+        (["--image", "/"], ["--image / is no file"]),
+        (["--resume", "/"], ["--resume / is no file", ".resume.safetensors"]),
+        (["--model", "no-such-folder"], ["[file_missing]", "no-such-folder", "Check the path"]),
+        (["--model", __file__], ["is not a folder", "--high", "--vae"]),
     ],
 )
 def test_numbers_prompts_and_outputs(generate, arguments, parts):
     check(generate(*arguments), *parts)
+
+
+def test_a_chart_in_place_of_the_start_image(generate, models):
+    start = models.parent / "extra" / "start.png"
+    before = start.read_bytes()
+    check(generate("--chart", start.parent / ".." / "extra" / "start.png"), "--chart", "would replace the image")
+    assert start.read_bytes() == before
 
 
 def test_one_of_width_and_height_alone(generate):
@@ -129,7 +146,8 @@ def test_wrong_pairs_and_parts(generate, models):
     check(generate("--vae", extra / "wan2.2_vae.safetensors"), "48 latent channels", "wan_2.1_vae.safetensors")
     five = ["--high", extra / "wan2.2_ti2v_5B.safetensors", "--width", "64", "--height", "64"]
     check(generate(*five, *text, *vae), "16 latent channels", "wan2.2_vae.safetensors")
-    check(generate("--vae", models / TEXT), "--vae", "text_encoder")
+    check(generate("--vae", models / TEXT), "--vae holds a text encoder, not a VAE", "Give the file of the VAE")
+    check(generate("--model", models, "--high", models / VAE), "--high holds a VAE, not a transformer")
     check(generate("--high", models / HIGH, "--low", models / LOW, *vae), "--text-encoder")
 
 
@@ -214,6 +232,35 @@ def test_inspect_as_json(models, capfd):
     assert [item["kind"] for item in listed] == ["transformer", "transformer", "text_encoder", "vae"]
     assert [item["expert"] for item in listed[:2]] == ["high", "low"]
     assert "q4_k" in listed[1]["formats"]
+
+
+def test_inspect_names_each_model_of_a_folder_and_what_is_none(models, tmp_path, capfd):
+    """As `--model` of `plan` and `generate` takes it; none is passed over."""
+    shutil.copytree(models, tmp_path / "models")
+    (tmp_path / "models" / "vae" / "broken.safetensors").write_bytes(b"")
+    for folder in (tmp_path / "models", tmp_path / "models" / "diffusion_models"):
+        assert main(["inspect", str(folder)]) == 0
+        said = capfd.readouterr().out
+        assert "high-noise expert (from the file name)" in said and "low-noise expert (from the file name)" in said
+    assert main(["inspect", str(tmp_path / "models"), "--json"]) == 0
+    listed = json.loads(capfd.readouterr().out)["files"]
+    assert len(listed) == 5 and "[file_damaged]" in listed[-1]["refused"]
+    (tmp_path / "models" / LOW).unlink()
+    assert main(["inspect", str(tmp_path / "models" / "diffusion_models")]) == 0
+    assert "high-noise expert (from the file name)" in capfd.readouterr().out
+
+
+def test_links_that_lead_nowhere(tmp_path, capfd):
+    (tmp_path / "a.safetensors").symlink_to(tmp_path / "b.safetensors")
+    (tmp_path / "b.safetensors").symlink_to(tmp_path / "a.safetensors")
+    assert main(["inspect", str(tmp_path / "a.safetensors")]) == 2
+    assert "is a link to" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("seed", ["-1", "99999999999999999999"])
+def test_tiny_with_a_seed_that_cannot_be(tmp_path, capfd, seed):
+    assert main(["tiny", "--out", str(tmp_path), "--seed", seed]) == 2
+    assert f"--seed is {seed}" in capfd.readouterr().err and not list(tmp_path.iterdir())
 
 
 def test_tiny_into_a_place_that_cannot_be_written(tmp_path, capfd):
