@@ -38,8 +38,10 @@ class EngineBlock(nn.Module):
         transformer_options = transformer_options or {}
         if self.index == 0:
             options.check(transformer_options)
-        if self.index == 0 or options.keeps_block_input(transformer_options, self.index):
+        if options.keeps_block_input(transformer_options, self.index):
             x = x.clone(memory_format=torch.contiguous_format)
+        elif self.index == 0:
+            x = _in_order(x)
         with self.runtime.onload(self.index, x.device, transformer_options) as call:
             if call.settings.check_interrupt is not None:
                 call.settings.check_interrupt()
@@ -69,6 +71,15 @@ class EngineBlock(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         for name in self.runtime.tensor_names(self.index):
             destination[prefix + name] = torch.empty(0)
+
+
+def _in_order(x: torch.Tensor) -> torch.Tensor:
+    """Tokens one after another. ComfyUI gives a view of the embedding, channel after channel, and holds that until the
+    first block has ended: its memory (0.7 GiB at 1280x720, 81 frames) is given back here."""
+    tokens = x.contiguous()
+    if tokens is not x:
+        x.untyped_storage().resize_(0)
+    return tokens
 
 
 def _modulation(e: torch.Tensor, tokens: int) -> torch.Tensor | TokenModulation:

@@ -34,12 +34,12 @@ def _ours(layout: str, **more: str) -> dict[str, str]:
     return {"engine": "wanfit", "layout": layout} | more
 
 
-_COMFY = ("comfy_12gib_480p", "comfy_12gib_720p")
+_COMFY = {12: ("comfy_12gib_480p", "comfy_12gib_720p"), 8: ("comfy_8gib_720p",)}
 
 LINES = (
     Line("diffusers, bf16, all on the card", ("diffusers_480p", "diffusers_720p"), {"engine": "diffusers resident"}),
-    Line("diffusers, bf16, group offload with a stream", ("peers",), {"engine": "diffusers group"}),
-    Line("diffusers, layerwise fp8 and group offload", ("peers",), {"engine": "diffusers fp8_group"}),
+    Line("diffusers, bf16, group offload with a stream", ("peers_group",), {"engine": "diffusers group"}),
+    Line("diffusers, layerwise fp8 and group offload", ("peers_fp8",), {"engine": "diffusers fp8_group"}),
     Line("**WanFit**, fp8_scaled, stream", ("stream",), _ours("fp8_scaled")),
     Line("**WanFit**, fp8_scaled, stream, q, k, v packed in 8 bits", ("packed",), _ours("fp8_scaled")),
     Line("**WanFit**, fp8_scaled, all on the card", ("stream_resident_480p",), _ours("fp8_scaled", policy="resident")),
@@ -48,16 +48,18 @@ LINES = (
     Line("**WanFit**, fp8_scaled, two experts on a card with 8 GiB", ("card_8gib_two_experts",), _ours("fp8_scaled")),
     *(
         Line(
-            f"{engine}, {name}, in ComfyUI 0.33.0 on a card with 12 GiB",
-            _COMFY,
+            f"{engine}, {name}, in ComfyUI 0.33.0 on a card with {gib} GiB",
+            _COMFY[gib],
             {"engine": key, "layout": layout},
             "used",
         )
-        for engine, key, layout, name in (
-            ("ComfyUI's own model", "ComfyUI", "fp8_scaled", "fp8_scaled"),
-            ("**WanFit**", "WanFit in ComfyUI", "fp8_scaled", "fp8_scaled"),
-            ("ComfyUI-GGUF", "ComfyUI-GGUF", "q4_k", "GGUF Q4_K"),
-            ("**WanFit**", "WanFit in ComfyUI", "q4_k", "GGUF Q4_K"),
+        for engine, key, layout, name, gib in (
+            ("ComfyUI's own model", "ComfyUI", "fp8_scaled", "fp8_scaled", 12),
+            ("**WanFit**", "WanFit in ComfyUI", "fp8_scaled", "fp8_scaled", 12),
+            ("ComfyUI's own model", "ComfyUI", "fp8_scaled", "fp8_scaled", 8),
+            ("**WanFit**", "WanFit in ComfyUI", "fp8_scaled", "fp8_scaled", 8),
+            ("ComfyUI-GGUF", "ComfyUI-GGUF", "q4_k", "GGUF Q4_K", 12),
+            ("**WanFit**", "WanFit in ComfyUI", "q4_k", "GGUF Q4_K", 12),
         )
     ),
 )

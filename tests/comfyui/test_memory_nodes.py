@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from comfy_graphs import Graph, wanfit_model
+from comfy_graphs import Graph, core_model, wanfit_model
 from comfy_names import HIGH, HIGH_FP8, HIGH_GGUF, LOW, TI2V, VAE, relative_error
 from comfy_required import told_and_planned
 from comfyui_server import PromptFailed, Server
@@ -109,6 +110,20 @@ def test_the_model_asks_comfyui_for_what_the_plan_says(server: Server, file: str
     for card, policy in ((False, "auto"), (True, "stream"), (True, "auto")):
         told, planned = told_and_planned(server, file, policy, card=card, video=video)
         assert told == planned, (card, policy)
+
+
+@pytest.mark.parametrize("loader", [wanfit_model, core_model])
+def test_the_embedding_that_comfyui_holds_gives_its_memory_back(
+    server: Server, loader: Callable[[Graph, str], list[Any]]
+) -> None:
+    graph = Graph()
+    graph.sample(graph.add("TestEmbedding", model=loader(graph, HIGH), name="embedding"), "x", steps=2, cfg=1.0)
+    server.run(graph.prompt)
+    lines = (server.base / "output" / "embedding.txt").read_text().split("\n")[:-1]
+    assert len(lines) == 2
+    for before, after in (map(int, line.split()) for line in lines):
+        assert before > 0
+        assert after == (0 if loader is wanfit_model else before)
 
 
 @pytest.mark.parametrize("release", ["all models", "host cache"])

@@ -155,6 +155,33 @@ class Watch:
         return function(*args, **kwargs)
 
 
+class TestEmbedding:
+    """Writes down how many bytes ComfyUI's embedding of the latent had, and has when the blocks have run."""
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "run"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "name": ("STRING", {})}}
+
+    def run(self, model, name):
+        path = Path(folder_paths.get_output_directory()) / f"{name}.txt"
+        path.write_text("")
+        seen = []
+        diffusion = model.model.diffusion_model
+        diffusion.patch_embedding.register_forward_hook(lambda *given: seen.append((given[2], given[2].nbytes)))
+
+        def after(*_):
+            embedding, before = seen.pop()
+            with path.open("a") as file:
+                file.write(f"{before} {embedding.untyped_storage().nbytes()}\n")
+
+        diffusion.head.register_forward_hook(after)
+        return (model,)
+
+
 class TestFillDevice:
     """Takes the device's memory but for some MiB; below zero: gives it back."""
 
@@ -296,6 +323,7 @@ _ALL = (
     TestLatent,
     TestBlockPatch,
     TestWatchBlocks,
+    TestEmbedding,
     TestFillDevice,
     TestMoveText,
 )
