@@ -5,7 +5,7 @@ from .attention import AttentionBackend, sdpa
 from .attention_choice import ATTENTION, Choice, choose_attention
 from .finite import require_finite
 from .footprint import Moment, activation_bytes, chunk_bytes, moments
-from .forward import block_forward
+from .forward import block_forward, residual_dtype
 from .lean_block import LeanBlock, PatchSource, WeightSource
 from .modulation import TokenModulation
 from .patches import BlockPatches, PatchedWeights
@@ -31,5 +31,6 @@ __all__ = [
     "chunk_bytes",
     "moments",
     "require_finite",
+    "residual_dtype",
     "sdpa",
 ]

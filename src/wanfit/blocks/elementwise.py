@@ -20,9 +20,16 @@ class Elementwise(Protocol):
     name: str
 
     def norm(
-        self, x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, eps: float, *, quantize: bool
+        self,
+        x: torch.Tensor,
+        shift: torch.Tensor,
+        scale: torch.Tensor,
+        eps: float,
+        *,
+        dtype: torch.dtype,
+        quantize: bool,
     ) -> torch.Tensor | Float8Rows:
-        """layer_norm(x) * scale + shift; shift and scale are float32 (B or 1, C or 1, dim)."""
+        """layer_norm(x) * scale + shift in `dtype`; shift and scale are float32 (B or 1, C or 1, dim)."""
         ...
 
     def rms_norm_rotate(
@@ -46,7 +53,8 @@ class Elementwise(Protocol):
         ...
 
     def add_gated(self, product: Product, gate: torch.Tensor | None, residual: torch.Tensor) -> None:
-        """residual += product * gate, in place; gate is float32 (B or 1, C or 1, dim)."""
+        """residual += product * gate, in place; gate is float32 (B or 1, C or 1, dim). The residual may have another
+        dtype."""
         ...
 
     def quantize(self, x: torch.Tensor) -> Float8Rows: ...
@@ -64,10 +72,17 @@ class PlainElementwise:
     name = "plain"
 
     def norm(
-        self, x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, eps: float, *, quantize: bool
+        self,
+        x: torch.Tensor,
+        shift: torch.Tensor,
+        scale: torch.Tensor,
+        eps: float,
+        *,
+        dtype: torch.dtype,
+        quantize: bool,
     ) -> torch.Tensor | Float8Rows:
         normed = F.layer_norm(x.float(), (x.shape[-1],), eps=eps)
-        out = normed if x.dtype == torch.float32 else normed.new_empty(normed.shape, dtype=x.dtype)
+        out = normed if dtype == torch.float32 else normed.new_empty(normed.shape, dtype=dtype)
         torch.addcmul(shift, normed, scale, out=out)
         return quantize_rows(out) if quantize else out
 

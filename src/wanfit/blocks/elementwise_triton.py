@@ -32,8 +32,8 @@ def _block(dim: int) -> dict[str, int]:
     return {"BLOCK": size, "num_warps": min(16, max(4, size // 1024))}
 
 
-def _empty(x: torch.Tensor, quantize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    data = torch.empty(x.shape, dtype=torch.float8_e4m3fn if quantize else x.dtype, device=x.device)
+def _empty(x: torch.Tensor, dtype: torch.dtype, quantize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    data = torch.empty(x.shape, dtype=torch.float8_e4m3fn if quantize else dtype, device=x.device)
     scale = torch.empty(x.shape[:-1] if quantize else (1,), dtype=torch.float32, device=x.device)
     return data, scale
 
@@ -44,10 +44,17 @@ class TritonElementwise:
     name = "triton"
 
     def norm(
-        self, x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, eps: float, *, quantize: bool
+        self,
+        x: torch.Tensor,
+        shift: torch.Tensor,
+        scale: torch.Tensor,
+        eps: float,
+        *,
+        dtype: torch.dtype,
+        quantize: bool,
     ) -> torch.Tensor | Float8Rows:
         batch, length, dim = x.shape
-        out, out_scale = _empty(x, quantize)
+        out, out_scale = _empty(x, dtype, quantize)
         with torch.cuda.device_of(x):
             kernels.norm[(batch * length,)](
                 x, shift, scale, out, out_scale, length, x.stride(0), x.stride(1), *_steps(shift), *_steps(scale),
@@ -80,7 +87,7 @@ class TritonElementwise:
     def gelu(self, product: Product, *, quantize: bool) -> torch.Tensor | Float8Rows:
         x, row_scale, bias, flags = _parts(product)
         dim = x.shape[-1]
-        out, out_scale = _empty(x, True) if quantize else (x, x)
+        out, out_scale = _empty(x, x.dtype, True) if quantize else (x, x)
         with torch.cuda.device_of(x):
             kernels.gelu[(x.numel() // dim,)](
                 x, row_scale, bias, out, out_scale, dim, QUANTIZE=quantize, **flags, **_block(dim)
@@ -95,7 +102,7 @@ class TritonElementwise:
 
     def quantize(self, x: torch.Tensor) -> Float8Rows:
         batch, length, dim = x.shape
-        out, out_scale = _empty(x, True)
+        out, out_scale = _empty(x, x.dtype, True)
         with torch.cuda.device_of(x):
             kernels.quantize[(batch * length,)](x, out, out_scale, length, x.stride(0), x.stride(1), dim, **_block(dim))
         return Float8Rows(out, out_scale)

@@ -20,6 +20,15 @@ from .projection import BlockWeights
 from .settings import TEXT_TOKENS, BlockShape, ForwardSettings
 
 
+def residual_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a host should keep the residual in between blocks, for a compute dtype: float16 for bfloat16.
+
+    A residual that is rounded to bfloat16 three times a block makes most of the error of 40 blocks (docs/LOG.md).
+    float16 ends at 65504: a host looks at the result, and takes bfloat16 where it is not finite.
+    """
+    return torch.float16 if dtype == torch.bfloat16 else dtype
+
+
 @torch.no_grad()
 def block_forward(
     hidden_states: torch.Tensor,
@@ -35,9 +44,10 @@ def block_forward(
     """Run one block of any Wan 2.1 / 2.2 transformer. No gradients.
 
     Args:
-        hidden_states: (B, N, dim), float32, float16 or bfloat16; UPDATED IN PLACE and returned.
+        hidden_states: (B, N, dim), the residual; UPDATED IN PLACE and returned. In the compute dtype (float32, float16
+            or bfloat16), or in float16 where that is bfloat16: 3 bits more, and no more memory.
         weights: by original name without `blocks.N.`, on the same device, in any stored format.
-        context: (B, L, dim): the text tokens, behind the image tokens where the model has them.
+        context: (B, L, dim), in the compute dtype: the text tokens, behind the image tokens where the model has them.
         modulation: projected timestep: (B, 6, dim), (B, N, 6, dim) or `TokenModulation`.
         rotary_emb: (cos, sin), each (1, N, 1, head_dim), as diffusers' `WanRotaryPosEmbed` gives them.
         adapters: LoRAs by the name of their linear: `self_attn.q`, `ffn.0` ...
@@ -53,13 +63,13 @@ def block_forward(
     """
     _check(hidden_states, shape, context, rotary_emb)
     batch, tokens, _ = hidden_states.shape
-    device, dtype = hidden_states.device, hidden_states.dtype
+    device, dtype = hidden_states.device, context.dtype
     float8 = float8_units(device) if settings.float8_matmul is None else settings.float8_matmul
     parts = settings.elementwise or elementwise_for(device, dtype)
     block = BlockWeights(weights, dtype, adapters, float8=float8, rows=batch * tokens, quantize=parts.quantize)
     mod = BlockModulation(block.tensor("modulation", torch.float32), modulation, batch, tokens)
     spans = [(i, min(i + settings.chunk_tokens, tokens)) for i in range(0, tokens, settings.chunk_tokens)]
-    work = _Work(hidden_states, block, shape, settings, mod, spans, parts)
+    work = _Work(hidden_states, dtype, block, shape, settings, mod, spans, parts)
 
     work.self_attention(rotary_emb)
     work.cross_attention(context)
@@ -72,6 +82,7 @@ class _Work:
     """One forward: the residual and what all of its parts need."""
 
     hidden: torch.Tensor
+    dtype: torch.dtype
     block: BlockWeights
     shape: BlockShape
     settings: ForwardSettings
@@ -99,8 +110,8 @@ class _Work:
 
     def _new_heads(self) -> Heads:
         if self.settings.packed_attention:
-            return PackedHeads(self.hidden, self.shape.num_heads, self.parts)
-        return PlainHeads(self.hidden, self.shape.num_heads)
+            return PackedHeads(self.hidden, self.dtype, self.shape.num_heads, self.parts)
+        return PlainHeads(self.hidden, self.dtype, self.shape.num_heads)
 
     def _fill_qkv(self, q: Heads, k: Heads, v: Heads, rotary_emb: tuple[torch.Tensor, torch.Tensor]) -> None:
         to_q, to_k, to_v = self.block.projections(*(f"self_attn.{name}" for name in "qkv"))
@@ -127,7 +138,7 @@ class _Work:
         heads, eps, attention = self.shape.num_heads, self.shape.eps, self.settings.attention
         for start, stop in self.spans:
             residual = self.hidden[:, start:stop]
-            q = to_q(self.parts.norm(residual, shift, scale, eps, quantize=to_q.float8))
+            q = to_q(self.parts.norm(residual, shift, scale, eps, dtype=self.dtype, quantize=to_q.float8))
             self.parts.rms_norm_rotate(q, norm_q, eps, None, heads, q.data)
             query = q.data.unflatten(2, (heads, -1))
             result = attention(query, *keys_values[0])
@@ -169,14 +180,14 @@ class _Work:
     ) -> torch.Tensor | Float8Rows:
         """norm(hidden) * (1 + scale) + shift of tokens [start, stop)."""
         shifts, scales = (list(self.mod.parts(slot, start, stop)) for slot in shift_and_scale)
-        x = self.hidden[:, start:stop]
+        x, eps, dtype = self.hidden[:, start:stop], self.shape.eps, self.dtype
         if len(shifts) == 1:
-            return self.parts.norm(x, shifts[0][1], scales[0][1], self.shape.eps, quantize=quantize)
+            return self.parts.norm(x, shifts[0][1], scales[0][1], eps, dtype=dtype, quantize=quantize)
         shift, scale = (
             torch.cat([vector.expand(-1, part.stop - part.start, -1) for part, vector in vectors], dim=1)
             for vectors in (shifts, scales)
         )
-        return self.parts.norm(x, shift, scale, self.shape.eps, quantize=quantize)
+        return self.parts.norm(x, shift, scale, eps, dtype=dtype, quantize=quantize)
 
     def _add_gated(self, update: Product, slot: int, start: int, stop: int) -> None:
         """hidden += update * gate for tokens [start, stop), computed in float32, in place."""
@@ -200,10 +211,10 @@ def _check(
     rotary_shape = (1, tokens, 1, shape.head_dim)
     image = shape.image_tokens
     fits = (
-        hidden.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        context.dtype in (torch.float32, torch.float16, torch.bfloat16)
         and dim == shape.dim
         and tokens > 0
-        and context.dtype == hidden.dtype
+        and hidden.dtype in (context.dtype, residual_dtype(context.dtype))
         and (context.shape[0], context.shape[2]) == (batch, dim)
         and context.shape[1] >= (TEXT_TOKENS if image is None else image + 1)
         and all(tuple(x.shape) == rotary_shape for x in rotary_emb)

@@ -32,8 +32,8 @@ class Heads(Protocol):
 class PlainHeads:
     """In the compute dtype."""
 
-    def __init__(self, like: torch.Tensor, num_heads: int) -> None:
-        self._data = torch.empty_like(like)
+    def __init__(self, like: torch.Tensor, dtype: torch.dtype, num_heads: int) -> None:
+        self._data = torch.empty_like(like, dtype=dtype)
         self._heads = self._data.unflatten(2, (num_heads, -1))
 
     def room(self, start: int, stop: int) -> torch.Tensor:
@@ -58,9 +58,9 @@ class PackedHeads:
     The attention itself runs in the compute dtype, on one group of heads at a time.
     """
 
-    def __init__(self, like: torch.Tensor, num_heads: int, parts: Elementwise) -> None:
+    def __init__(self, like: torch.Tensor, dtype: torch.dtype, num_heads: int, parts: Elementwise) -> None:
         batch, tokens, dim = like.shape
-        self._dtype, self._parts = like.dtype, parts
+        self._dtype, self._parts = dtype, parts
         self._data = torch.empty(batch, tokens, num_heads, dim // num_heads, dtype=torch.int8, device=like.device)
         self._scale = torch.empty(batch, tokens, num_heads, dtype=torch.float32, device=like.device)
 

@@ -67,7 +67,7 @@ class LeanBlock(nn.Module):
         with self.source.onload(self.index) as weights, changes as patches:
             return block_forward(
                 hidden_states,
-                patches.over(weights, hidden_states.dtype),
+                patches.over(weights, encoder_hidden_states.dtype),
                 self.shape,
                 context=encoder_hidden_states,
                 modulation=timestep_proj,

@@ -121,12 +121,12 @@ class Ladder:
             )
         if shortage.kind not in self._at_the_end:
             self._at_the_end.add(shortage.kind)
-            self._log(f"nothing is left to give up ({shortage})")
+            self.note(f"nothing is left to give up ({shortage})")
 
     def _keep_less_in_ram(self, shortage: Shortage) -> bool:
         given = 0 if self._store is None else self._store.shrink_host()
         if given:
-            self._log(f"blocks kept in RAM: {given / 2**30:.2f} GiB less ({shortage})")
+            self.note(f"blocks kept in RAM: {given / 2**30:.2f} GiB less ({shortage})")
         return given > 0
 
     def _tighten(self, why: str = "", *, exact: bool = False) -> bool:
@@ -134,23 +134,24 @@ class Ladder:
         resident = self._store.resident_count if self._store is not None else 0
         if self._store is not None and resident > 0:
             self._store.shrink(resident // 2)
-            self._log(f"blocks kept on the device: {resident} -> {resident // 2}{why}")
+            self.note(f"blocks kept on the device: {resident} -> {resident // 2}{why}")
             return True
         chunk = self.settings.chunk_tokens
         if chunk <= PACKING_CHUNK and not self.settings.packed_attention:
             if exact:
                 return False
             self.settings = dataclasses.replace(self.settings, packed_attention=True)
-            self._log(f"q, k and v: packed in 8 bits{why}")
+            self.note(f"q, k and v: packed in 8 bits{why}")
             return True
         if chunk <= SMALLEST_CHUNK:
             return False
         smaller = max(SMALLEST_CHUNK, chunk // 2)
         self.settings = dataclasses.replace(self.settings, chunk_tokens=smaller)
-        self._log(f"tokens in a chunk: {chunk} -> {smaller}{why}")
+        self.note(f"tokens in a chunk: {chunk} -> {smaller}{why}")
         return True
 
-    def _log(self, step: str) -> None:
+    def note(self, step: str) -> None:
+        """Something was given up, or changed: for the log and the report."""
         self.steps.append(step)
         if self._on_step is not None:
             self._on_step(step)

@@ -11,7 +11,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import nn
 
-from ..blocks import BlockShape, ForwardSettings, LeanBlock, TokenModulation, WeightSource
+from ..blocks import BlockShape, ForwardSettings, LeanBlock, TokenModulation, WeightSource, residual_dtype
 from ..checkpoint import Checkpoint, Identity, to_diffusers_transformer
 from ..errors import InputError
 from ..offload import Ladder, PatchStore
@@ -39,6 +39,8 @@ class LeanTransformer(WanTransformer3DModel):
     keep_patches: bool = False
     """Whether the LoRAs of the blocks stay on the device between `load_rest` and `release`; else they are streamed."""
     block_patches: PatchStore | None = None
+    _wide_residual: bool = True
+    """Whether tokens go from block to block in `residual_dtype`, not in the compute dtype."""
 
     def attach(self, source: WeightSource, shape: BlockShape, ladder: Ladder) -> None:
         """Replace the blocks by lean ones over `source`; `ladder` says how they run."""
@@ -102,11 +104,18 @@ class LeanTransformer(WanTransformer3DModel):
             return Transformer2DModelOutput(sample=nothing) if return_dict else (nothing,)
         if self.before_forward is not None:
             self.before_forward(self)
-        output = self.ladder.run(
-            lambda settings: self._run(
-                settings, hidden_states, timestep, encoder_hidden_states, encoder_hidden_states_image
-            )
-        )
+
+        def run(settings: ForwardSettings) -> torch.Tensor:
+            return self._run(settings, hidden_states, timestep, encoder_hidden_states, encoder_hidden_states_image)
+
+        output = self.ladder.run(run)
+        if self._residual(hidden_states.dtype) != hidden_states.dtype and not bool(output.isfinite().all()):
+            self._wide_residual = False
+            output = self.ladder.run(run)
+            if bool(output.isfinite().all()):
+                self.ladder.note("the residual left the range of float16: kept in bfloat16, less exact, from here on")
+            else:  # the cause lies elsewhere; whoever looks at the latents says so
+                self._wide_residual = True
         return Transformer2DModelOutput(sample=output) if return_dict else (output,)
 
     def _run(
@@ -122,7 +131,9 @@ class LeanTransformer(WanTransformer3DModel):
         step_t, step_h, step_w = PATCH
         grid = (frames // step_t, height // step_h, width // step_w)
         rotary = self.rope(latents)
-        tokens = self.patch_embedding(latents).flatten(2).transpose(1, 2).contiguous()
+        dtype = latents.dtype
+        tokens = self.patch_embedding(latents).flatten(2).transpose(1, 2)
+        tokens = tokens.to(self._residual(dtype), memory_format=torch.contiguous_format).contiguous()
 
         timesteps, lengths = _runs(timestep, tokens.shape[1])
         temb, projected, context, image_context = self.condition_embedder(timesteps.flatten(), text, image)
@@ -135,22 +146,27 @@ class LeanTransformer(WanTransformer3DModel):
             block.settings = settings = self.ladder.next_block()
             tokens = block(tokens, context, modulation, rotary)
 
-        patches = self._head(tokens, temb, lengths, settings.chunk_tokens)
+        patches = self._head(tokens, temb, lengths, settings.chunk_tokens, dtype)
         patches = patches.reshape(batch, *grid, step_t, step_h, step_w, -1).permute(0, 7, 1, 4, 2, 5, 3, 6)
         return patches.flatten(6, 7).flatten(4, 5).flatten(2, 3)
 
-    def _head(self, tokens: torch.Tensor, temb: torch.Tensor, lengths: tuple[int, ...], chunk: int) -> torch.Tensor:
-        """Output norm, modulation and projection, a chunk at a time: (B, N, dim) -> (B, N, out x patch)."""
+    def _residual(self, dtype: torch.dtype) -> torch.dtype:
+        return residual_dtype(dtype) if self._wide_residual else dtype
+
+    def _head(
+        self, tokens: torch.Tensor, temb: torch.Tensor, lengths: tuple[int, ...], chunk: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Output norm, modulation and projection, a chunk at a time: (B, N, dim) -> (B, N, out x patch) in `dtype`."""
         shift, scale = (self.scale_shift_table.unsqueeze(0) + temb.unsqueeze(2)).unbind(dim=2)
         batch, count, _ = tokens.shape
-        output = tokens.new_empty(batch, count, len(self.proj_out.bias))
+        output = tokens.new_empty(batch, count, len(self.proj_out.bias), dtype=dtype)
         start = 0
         for run, length in enumerate(lengths):
             for part in range(start, start + length, chunk):
                 piece = slice(part, min(part + chunk, start + length))
                 normed = self.norm_out(tokens[:, piece].float())
                 normed = normed * (1 + scale[:, run : run + 1]) + shift[:, run : run + 1]
-                output[:, piece] = self.proj_out(normed.type_as(tokens))
+                output[:, piece] = self.proj_out(normed.to(dtype))
             start += length
         return output
 

@@ -64,9 +64,31 @@ def test_norm(fused, dim: int, rows: tuple[int, int], quantize: bool):
         pytest.skip("no float8 units")
     x = noise(2, 9, dim)[:, 2:7]
     shift, scale = (noise(*rows, dim, seed=s, dtype=torch.float32) for s in (1, 2))
-    actual, expected = (p.norm(x, shift, scale, 1e-6, quantize=quantize) for p in (fused, PLAIN))
+    actual, expected = (p.norm(x, shift, scale, 1e-6, dtype=DTYPE, quantize=quantize) for p in (fused, PLAIN))
     # float8 has 3 bits of mantissa: a value on the edge of two of them lands on either side
     assert relative(values(actual), values(expected)) < (2e-2 if quantize else TOLERANCE)
+
+
+@pytest.mark.parametrize("low_rank", [False, True])
+def test_a_residual_in_float16(fused, low_rank: bool):
+    """Read and added to in its own dtype, beside a forward in bfloat16."""
+    dim = 5120
+    residual, gate = noise(2, 9, dim).half(), noise(1, 1, dim, dtype=torch.float32)
+    normed, expected = (
+        p.norm(residual, gate, gate, 1e-6, dtype=torch.bfloat16, quantize=False) for p in (fused, PLAIN)
+    )
+    assert normed.dtype == torch.bfloat16
+    assert relative(values(normed), values(expected)) < TOLERANCE
+    data = noise(2, 9, dim, dtype=torch.bfloat16)
+    inner, up = noise(18, 64, dtype=torch.bfloat16), noise(dim, 64, dtype=torch.bfloat16)
+    term = LowRankTerm(inner, up) if low_rank else None
+    added = residual.clone()
+    fused.add_gated(Product(data.clone(), low_rank=term), gate, added)
+    value = data.double() + ((inner.double() @ up.double().t()).view_as(data) if low_rank else 0)
+    reference = (residual.double() + value * gate.double()).half()
+    assert added.dtype == torch.float16
+    # float16 has 11 bits; the sum is rounded once
+    assert relative(added, reference) < 1e-3
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -182,7 +204,7 @@ def test_rows_are_read_and_written_16_bytes_at_a_time(fused):
     hidden = noise(1, 40, 5120)
     x, vectors = hidden[:, 16:32], noise(1, 1, 5120, dtype=torch.float32)
     data, angles = noise(1, 16, 5120), noise(1, 16, 1, 128, dtype=torch.float32)
-    fused.norm(x, vectors, vectors, 1e-6, quantize=float8_units(DEVICE))
+    fused.norm(x, vectors, vectors, 1e-6, dtype=DTYPE, quantize=float8_units(DEVICE))
     fused.rms_norm_rotate(Product(data), noise(5120), 1e-6, (angles, angles), 40, x)
     fused.add_gated(Product(data), vectors, x)
     fused.gelu(Product(data), quantize=False)
@@ -201,7 +223,7 @@ def test_nothing_is_compiled_again_when_only_the_size_changes(fused):
         vectors = torch.randn(1, 1, 512, device=DEVICE)
         x = hidden[:, 1 : rows + 1]
         quantize = float8_units(DEVICE)
-        fused.norm(x, vectors, vectors, 1e-6, quantize=quantize)
+        fused.norm(x, vectors, vectors, 1e-6, dtype=DTYPE, quantize=quantize)
         data = torch.randn(batch, rows, 512, device=DEVICE).to(DTYPE)
         angles = torch.randn(1, rows, 1, 128, device=DEVICE)
         fused.rms_norm_rotate(Product(data), data[0, 0], 1e-6, (angles, angles), 4, x)

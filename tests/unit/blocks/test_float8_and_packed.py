@@ -150,7 +150,7 @@ def test_adapters_work_beside_float8_products(block):
 def test_packed_heads_keep_each_vector_to_one_part_in_a_hundred():
     torch.manual_seed(0)
     like = torch.empty(2, 9, 256)
-    heads = PackedHeads(like, 4, PLAIN)
+    heads = PackedHeads(like, like.dtype, 4, PLAIN)
     tokens = torch.randn(2, 9, 256) * torch.logspace(-3, 3, 9).view(1, 9, 1)
     for start, stop in ((0, 5), (5, 9)):
         room = heads.room(start, stop)
