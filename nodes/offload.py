@@ -9,7 +9,13 @@ from comfy_api.v0_0_2 import io
 
 ATTENTION = ("auto", "sdpa", "cudnn", "flash", "efficient", "xformers", "sageattention", "comfy_kitchen")
 """The engine's names: this module is imported before torch may be."""
-NAMES = {"vram_budget": "vram_budget", "ram_budget": "ram_budget", "transformer": "model", "transformer_2": "model_low"}
+NAMES = {
+    "policy": "policy",
+    "vram_budget": "vram_budget",
+    "ram_budget": "ram_budget",
+    "transformer": "model",
+    "transformer_2": "model_low",
+}
 
 
 def advanced(widget: Any) -> Callable[..., Any]:

@@ -36,7 +36,8 @@ class WanFitPurge(io.ComfyNode):
 
     @classmethod
     def execute(cls, anything: object, release: str) -> io.NodeOutput:
-        from ._comfy import purge
+        from ._comfy import errors, purge
 
-        report = purge.release(anything, release)
+        with errors.in_words_of({}):
+            report = purge.release(anything, release)
         return io.NodeOutput(anything, report, ui={"text": (report,)})

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from ...src.wanfit.checkpoint import Checkpoint, open_checkpoint
+from ...src.wanfit.checkpoint import TITLES, Checkpoint, open_checkpoint
 from ...src.wanfit.errors import CheckpointError, InputError
 from ...src.wanfit.pipeline.text.spm import model_from_gguf
 from ...src.wanfit.quant import StoredWeight, dequantize, gather_rows, linear
@@ -36,7 +36,10 @@ def load(name: str, device: str) -> Any:
     checkpoint = open_checkpoint(path)
     if checkpoint.identity.kind != "text_encoder":
         raise InputError(
-            "pair_mismatch", "load", f"<text_encoder> is a {checkpoint.identity.title}", "Give a umt5_xxl file"
+            "pair_mismatch",
+            "load",
+            f"<text_encoder> is a {TITLES[checkpoint.identity.variant]}",
+            "Give a umt5_xxl file",
         )
     options: dict[str, Any] = {}
     if device == "cpu":

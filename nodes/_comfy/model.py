@@ -13,7 +13,7 @@ import comfy.model_management
 import comfy.patcher_extension
 import torch
 
-from ...src.wanfit.checkpoint import Checkpoint
+from ...src.wanfit.checkpoint import TITLES, Checkpoint
 from ...src.wanfit.errors import BudgetError, CheckpointError, InputError, RunError
 from ...src.wanfit.quant import dequantize
 from . import conditions, errors, options, resume
@@ -42,7 +42,10 @@ def load_models(checkpoints: Sequence[Checkpoint], *, to_fp8: bool = False) -> l
         identity = checkpoint.identity
         if identity.kind != "transformer":
             raise InputError(
-                "pair_mismatch", "load", f"<transformer> is a {identity.title}", "Give a Wan transformer there"
+                "pair_mismatch",
+                "load",
+                f"<transformer> is a {TITLES[identity.variant]}",
+                "Give a Wan transformer there",
             )
     placement = Placement(checkpoints, to_fp8=to_fp8)
     return [_load(checkpoint, placement, expert) for expert, checkpoint in enumerate(checkpoints)]

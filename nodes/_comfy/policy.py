@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MODES = ("auto", "resident", "stream", "native")
+
 
 @dataclass(frozen=True)
 class Policy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +101,11 @@ def sample(
     Raises:
         InputError: number_invalid, pair_mismatch, part_missing. WanFitError: nan_in_latents.
     """
+    for name in ("cfg_high", "cfg_low", "shift", "boundary"):
+        value = getattr(settings, name)
+        if not math.isfinite(value):  # passes ComfyUI's check of the range
+            key = "boundary_ratio" if name == "boundary" else name
+            raise InputError("number_invalid", "input", f"<{key}> is {value}", "Use a number")
     if isinstance(model_high, EnginePatcher) and isinstance(model_low, EnginePatcher):
         check_pair(model_high.runtime.checkpoint.identity, model_low.runtime.checkpoint.identity)
     if settings.shift > 0:

@@ -195,6 +195,35 @@ def test_a_latent_that_the_model_cannot_take(server: Server, size: dict[str, int
     assert "latent_invalid" in refusal and "latent_image" in refusal
 
 
+def test_a_file_of_another_kind_as_the_model(server: Server) -> None:
+    """A VAE among the diffusion models."""
+    folder = server.base / "models"
+    (folder / "diffusion_models" / VAE).write_bytes((folder / "vae" / VAE).read_bytes())
+    graph = Graph()
+    graph.sample(wanfit_model(graph, VAE), "x")
+    text = refused(server, graph)
+    (folder / "diffusion_models" / VAE).unlink()
+    assert "pair_mismatch" in text and "model_high is a Wan 2.1 VAE" in text
+    (folder / "text_encoders" / VAE).write_bytes((folder / "vae" / VAE).read_bytes())
+    graph = Graph()
+    graph.add("PreviewAny", source=graph.add("WanFitTextEncoderLoader", text_encoder=VAE, device="default"))
+    text = refused(server, graph)
+    (folder / "text_encoders" / VAE).unlink()
+    assert "pair_mismatch" in text and "text_encoder is a Wan 2.1 VAE" in text
+
+
+@pytest.mark.parametrize(
+    "changes", [{"vram_budget": float("nan")}, {"ram_budget": float("nan")}, {"policy": "fastest"}], ids=str
+)
+def test_numbers_and_choices_that_are_none(server: Server, changes: dict[str, Any]) -> None:
+    """NaN passes ComfyUI's check of the range; an unknown choice passes that of 0.3.64."""
+    graph = Graph()
+    policy = {"policy": "auto", "vram_budget": 0.0, "ram_budget": 0.0, "attention": "auto"}
+    graph.sample(graph.add("WanFitOffloadPolicy", model=wanfit_model(graph, HIGH), **(policy | changes)), "x")
+    text = refused(server, graph)
+    assert next(iter(changes)) in text and ("number_invalid" in text or "not in" in text)
+
+
 def test_a_budget_below_the_floor_says_the_floor(server: Server) -> None:
     graph = Graph()
     placed = graph.add(

@@ -174,6 +174,8 @@ def test_one_model_runs_alone_as_in_ksampler(run: Any) -> None:
         ({"start_at_step": 2, "end_at_step": 2}, ["end_at_step 2"]),
         ({"boundary": 1.5}, ["boundary"]),
         ({"steps": 0}, ["steps"]),
+        ({"boundary": float("nan")}, ["boundary is nan"]),
+        ({"shift": float("nan")}, ["shift is nan"]),
     ],
 )
 def test_numbers_that_cannot_work(server: Server, changes: dict[str, Any], parts: list[str]) -> None:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from .record import MemoryRecord
 
 GIB = 2**30
+_CHINESE_FONTS = (
+    "Microsoft YaHei", "SimHei", "PingFang SC", "PingFang HK", "Heiti TC", "Noto Sans CJK SC", "Noto Sans CJK JP",
+    "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei",
+)  # fmt: skip
+
+
+@cache
+def _as_it_is() -> dict[str, Any]:
+    """For a person's words: a $ begins no formula, and Chinese is drawn where a font for it is installed."""
+    known = set(font_manager.get_font_names())
+    return {"parse_math": False, "fontfamily": ["DejaVu Sans", *(name for name in _CHINESE_FONTS if name in known)]}
 
 
 def draw(record: MemoryRecord, path: Path, title: str) -> None:
@@ -18,7 +31,7 @@ def draw(record: MemoryRecord, path: Path, title: str) -> None:
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     FigureCanvasAgg(figure)
     trace, peaks = figure.subplots(2, 1, height_ratios=(3, 2))
-    figure.suptitle(title)
+    figure.suptitle(title, **_as_it_is())
     _draw_trace(trace, record)
     _draw_peaks(peaks, record)
     figure.savefig(path, dpi=110, format="png")
@@ -51,6 +64,7 @@ def _draw_trace(axes: Any, record: MemoryRecord) -> None:
             va="top",
             ha="center",
             fontsize=8,
+            **_as_it_is(),
         )
     axes.set(xlabel="seconds", ylabel="GiB", ylim=(0, 1.3 * axes.get_ylim()[1]), xlim=(0, None))
     axes.legend(loc="lower right", fontsize=8)
@@ -62,14 +76,16 @@ def _draw_peaks(axes: Any, record: MemoryRecord) -> None:
     rows = range(len(record.stages))
     ram = axes.barh(rows, [stage.rss_peak / GIB for stage in record.stages], height=0.22, align="edge", color="C0")
     axes.bar_label(ram, fmt="%.2f", fontsize=8, padding=2)
+    meaning = "blue: RAM"
     if any(stage.allocated_peak is not None for stage in record.stages):
+        meaning += "; orange: VRAM allocated"
         peaks = [(stage.allocated_peak or 0) / GIB for stage in record.stages]
         vram = axes.barh(rows, peaks, height=-0.22, align="edge", color="C1")
         axes.bar_label(vram, fmt="%.2f", fontsize=8, padding=2)
     _draw_planned(axes, record)
-    axes.set_yticks(rows, [stage.name for stage in record.stages])
+    axes.set_yticks(rows, [stage.name for stage in record.stages], **_as_it_is())
     axes.invert_yaxis()
-    axes.set(xlabel="peak, GiB (blue: RAM; orange: VRAM allocated; light, beside it: as planned)")
+    axes.set(xlabel=f"peak, GiB ({meaning}; light, beside it: as planned)")
     axes.margins(x=0.1)
     axes.grid(axis="x", alpha=0.3)
 

@@ -2,9 +2,11 @@
 
 import json
 import time
+import warnings
 from types import SimpleNamespace
 
 import torch
+from matplotlib import font_manager
 from PIL import Image
 
 from wanfit.memory import counters, host, nvml
@@ -56,6 +58,21 @@ def test_a_chart_can_be_drawn_while_sampling_goes_on(tmp_path):
         for index in range(3):
             draw(record, tmp_path / f"{index}.png", "test")
     assert len(record.samples()) > 100, "the thread did sample meanwhile"
+
+
+def test_a_stage_may_be_named_anything(tmp_path):
+    """A label of the probe node: no formula is begun by $, and Chinese has its characters where a font is there."""
+    name = "采样 costs $5 \\frac{a}$"
+    with MemoryRecord(torch.device("cpu")) as record:
+        record.begin(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if _chinese_font() else "ignore")
+        draw(record, tmp_path / "a.png", f"Memory up to {name}")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+def _chinese_font() -> bool:
+    return any(name.startswith("Noto Sans CJK") for name in font_manager.get_font_names())
 
 
 def test_what_is_planned_within_a_stage_stands_beside_it(tmp_path):
