@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import comfy.model_management
 import folder_paths
 from comfy.cli_args import args
 
@@ -50,5 +51,13 @@ def _options() -> Iterator[Finding]:
     if reserved:
         given = True
         yield Finding("ComfyUI", "ok", f"--reserve-vram {reserved:g}: GiB that are left to other programs")
+    management = getattr(comfy, "memory_management", None)  # absent in 0.3.64
+    if getattr(management, "aimdo_enabled", False):
+        yield Finding(
+            "ComfyUI",
+            "note",
+            "dynamic VRAM is on: where the driver ends with an access violation, --disable-dynamic-vram shows whether "
+            "it is that",
+        )
     if not given:
         yield Finding("ComfyUI", "ok", "no options that matter for memory are set")

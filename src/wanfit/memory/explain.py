@@ -230,7 +230,10 @@ _RULES: Sequence[_Rule] = (
 def _host_advice(facts: Facts) -> str:
     if facts.wsl:
         return "Raise `memory` in .wslconfig (WSL takes half of the RAM by default), or give a smaller <ram_budget>"
-    return "Close other programs, or give a smaller <ram_budget>; in ComfyUI start with --disable-pinned-memory"
+    return (
+        "Close other programs, or give a smaller <ram_budget>; in ComfyUI start with --disable-pinned-memory, and with "
+        "--cache-none where the results of nodes pile up from run to run"
+    )
 
 
 def _names(figures: OomFigures | None, facts: Facts) -> str:

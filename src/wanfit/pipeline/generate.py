@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
-from importlib.metadata import version
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -246,14 +246,23 @@ def _facts(
     return {
         "wanfit": __version__,
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in PACKAGES} | {"triton": _triton()},
         "files": {role: str(path) for role, path in paths.items() if path is not None},
         "transformers": [identity.to_json() for identity in identities],
         "settings": {name: getattr(settings, name) for name in names} | {"out": str(settings.out)},
         "device": str(placement.device),
+        "card": torch.cuda.get_device_name(placement.device) if placement.device.type == "cuda" else None,
         "dtype": str(placement.dtype).removeprefix("torch."),
         "policy": placement.policy,
     }
+
+
+def _triton() -> str | None:
+    """A peak is worth little without it: kernels that it compiled before can be of another version."""
+    for package in ("triton", "triton-windows"):
+        with suppress(PackageNotFoundError):
+            return version(package)
+    return None
 
 
 def _kernels(identity: Identity, placement: Placement, plan: Plan) -> dict[str, object]:
