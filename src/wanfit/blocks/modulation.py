@@ -51,7 +51,8 @@ class BlockModulation:
 
     def __init__(self, table: torch.Tensor, timestep: torch.Tensor | TokenModulation, batch: int, tokens: int) -> None:
         table = table.clone()
-        table[:, [SCALE_ATTN, SCALE_FFN]] += 1
+        for scale in (SCALE_ATTN, SCALE_FFN):  # one by one: a list of indices would make the host wait for the device
+            table[:, scale] += 1
         self._table = table
         self._per_token: torch.Tensor | None = None
         self._rows = table
