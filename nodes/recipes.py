@@ -44,7 +44,7 @@ class Recipe:
 
     Args:
         audience: for whom it is.
-        needs: VRAM and RAM, as an estimate until someone has measured it.
+        needs: VRAM and RAM: "Measured" (docs/measurements/workflow_*.json), or an estimate that says so.
         if_it_fails: what to change first.
         model_low: "none" for a model without experts.
         variations: what else it makes, and the one node to change for it.
@@ -119,7 +119,7 @@ RECIPES: Mapping[str, Recipe] = {
     "wan22_i2v_16gb": _i2v(
         title="Wan 2.2 image to video, 16 GB",
         audience="A card with 16 GB and 32 GB of RAM or more.",
-        needs="Estimate, not measured: 13 GiB of VRAM, 32 GiB of RAM.",
+        needs="Measured: 10.7 GiB of VRAM (most of it ComfyUI's encode of the image), 30 GiB of RAM.",
         if_it_fails="Set the policy to stream; then take the Q4_K_M files of the 12 GB workflow.",
         vram_budget=14.0,
     ),
@@ -174,7 +174,7 @@ RECIPES: Mapping[str, Recipe] = {
     "wan22_i2v_16gb_4step": _i2v(
         title="Wan 2.2 image to video in 4 steps, 16 GB",
         audience="A card with 16 GB and 32 GB of RAM, for speed: 4 steps with the lightx2v LoRAs.",
-        needs="Estimate, not measured: 13 GiB of VRAM, 34 GiB of RAM.",
+        needs="Measured: 10.7 GiB of VRAM (most of it ComfyUI's encode of the image), 31 GiB of RAM.",
         if_it_fails="Set the policy to stream; then length 81 to 49.",
         steps=4,
         cfg=1.0,

@@ -77,11 +77,14 @@ def used_vram() -> int:
 def write_files(workflow: dict[str, Any], models: Path) -> None:
     """What the workflow says that it needs, and is not there."""
     for node in workflow["nodes"]:
-        for model in node["properties"].get("models", ()):
-            path = models / model["directory"] / model["name"]
+        listed = [(model["directory"], model["name"]) for model in node["properties"].get("models", ())]
+        if node["type"] == "WanFitLoader":  # GGUF files are not listed: ComfyUI downloads none
+            listed += [("diffusion_models", name) for name in node["widgets_values"][:2] if name != "none"]
+        for directory, name in listed:
+            path = models / directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists():
-                write_file(path, model["directory"])
+                write_file(path, directory)
 
 
 def write_file(path: Path, folder: str) -> None:

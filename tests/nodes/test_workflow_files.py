@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -101,4 +102,17 @@ def test_files_are_named_with_their_address(name: str) -> None:
         assert address in note
     listed = {m["name"] for node in workflow(name)["nodes"] for m in node["properties"].get("models", [])}
     assert listed == {file for file in used if not file.endswith(".gguf")}
-    assert "stimate" in recipe.needs  # nobody has measured them yet
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_recipe_needs_was_measured_or_is_called_an_estimate(name: str) -> None:
+    needs = recipes.RECIPES[name].needs
+    if needs.startswith("Estimate, not measured: "):
+        return
+    said = re.fullmatch(r"Measured: ([\d.]+) GiB of VRAM .*, (\d+) GiB of RAM\.", needs)
+    assert said is not None
+    files = (ROOT / "docs" / "measurements").glob("workflow_*.json")
+    runs = [run for file in files for run in json.loads(file.read_text(encoding="utf-8"))["runs"]]
+    rows = [row for run in runs for row in run["rows"] if (row["workflow"], row["way"]) == (name, "wanfit")]
+    assert float(said[1]) == round(max(row["vram"] for row in rows), 1)
+    assert int(said[2]) == round(max(row["ram"] for row in rows))
