@@ -39,6 +39,17 @@ DOWNLOADS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
+class Chinese:
+    """The texts of a recipe in Chinese; the same numbers."""
+
+    title: str
+    audience: str
+    needs: str
+    if_it_fails: str
+    variations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Recipe:
     """The values of one workflow.
 
@@ -55,6 +66,7 @@ class Recipe:
     audience: str
     needs: str
     if_it_fails: str
+    zh: Chinese
     kind: str
     model_high: str
     model_low: str
@@ -86,6 +98,12 @@ _I2V_VARIATIONS = (
 )
 
 
+_I2V_VARIATIONS_ZH = (
+    "首尾帧：工作流 wan22_flf2v_16gb，模型相同。",
+    "文生视频：用 EmptyHunyuanLatentVideo 代替 WanImageToVideo，把提示词直接连到采样器，并选择 T2V 文件。",
+)
+
+
 def _i2v(**changes: object) -> Recipe:
     values: dict[str, object] = {
         "kind": "i2v",
@@ -112,6 +130,13 @@ RECIPES: Mapping[str, Recipe] = {
         audience="A card with 12 GB and 32 GB of RAM.",
         needs="Estimate, not measured: 8 GiB of VRAM, 24 GiB of RAM.",
         if_it_fails="Set the policy to stream; then length 81 to 49; then 832x480 to 640x384.",
+        zh=Chinese(
+            title="Wan 2.2 图生视频，12 GB",
+            audience="12 GB 显卡，32 GB 内存。",
+            needs="估计值，未实测：显存 8 GiB，内存 24 GiB。",
+            if_it_fails="把 policy 设为 stream；再把 length 从 81 改为 49；再把 832x480 改为 640x384。",
+            variations=_I2V_VARIATIONS_ZH,
+        ),
         model_high="Wan2.2-I2V-A14B-HighNoise-Q4_K_M.gguf",
         model_low="Wan2.2-I2V-A14B-LowNoise-Q4_K_M.gguf",
         vram_budget=10.0,
@@ -121,6 +146,13 @@ RECIPES: Mapping[str, Recipe] = {
         audience="A card with 16 GB and 32 GB of RAM or more.",
         needs="Measured: 10.7 GiB of VRAM (most of it ComfyUI's encode of the image), 30 GiB of RAM.",
         if_it_fails="Set the policy to stream; then take the Q4_K_M files of the 12 GB workflow.",
+        zh=Chinese(
+            title="Wan 2.2 图生视频，16 GB",
+            audience="16 GB 显卡，32 GB 或更多内存。",
+            needs="实测：显存 10.7 GiB（大部分是 ComfyUI 编码图像），内存 30 GiB。",
+            if_it_fails="把 policy 设为 stream；再改用 12 GB 工作流的 Q4_K_M 文件。",
+            variations=_I2V_VARIATIONS_ZH,
+        ),
         vram_budget=14.0,
     ),
     "wan22_i2v_24gb": _i2v(
@@ -128,6 +160,13 @@ RECIPES: Mapping[str, Recipe] = {
         audience="A card with 24 GB and 48 GB of RAM or more.",
         needs="Estimate, not measured: 21 GiB of VRAM, 40 GiB of RAM.",
         if_it_fails="Set the policy to stream; then 1280x720 to 832x480.",
+        zh=Chinese(
+            title="Wan 2.2 图生视频，24 GB",
+            audience="24 GB 显卡，48 GB 或更多内存。",
+            needs="估计值，未实测：显存 21 GiB，内存 40 GiB。",
+            if_it_fails="把 policy 设为 stream；再把 1280x720 改为 832x480。",
+            variations=_I2V_VARIATIONS_ZH,
+        ),
         width=1280,
         height=720,
         vram_budget=22.0,
@@ -137,6 +176,12 @@ RECIPES: Mapping[str, Recipe] = {
         audience="A card with 16 GB and 32 GB of RAM or more.",
         needs="Estimate, not measured: 13 GiB of VRAM, 32 GiB of RAM.",
         if_it_fails="Set the policy to stream; then length 81 to 49.",
+        zh=Chinese(
+            title="Wan 2.2 文生视频，16 GB",
+            audience="16 GB 显卡，32 GB 或更多内存。",
+            needs="估计值，未实测：显存 13 GiB，内存 32 GiB。",
+            if_it_fails="把 policy 设为 stream；再把 length 从 81 改为 49。",
+        ),
         kind="t2v",
         variations=(),
         model_high="wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors",
@@ -148,6 +193,13 @@ RECIPES: Mapping[str, Recipe] = {
         audience="A card with 16 GB and 32 GB of RAM or more: a video from one image to another.",
         needs="Estimate, not measured: 13 GiB of VRAM, 32 GiB of RAM.",
         if_it_fails="Set the policy to stream; then take the Q4_K_M files of the 12 GB workflow.",
+        zh=Chinese(
+            title="Wan 2.2 首尾帧生视频，16 GB",
+            audience="16 GB 显卡，32 GB 或更多内存：从一张图到另一张图的视频。",
+            needs="估计值，未实测：显存 13 GiB，内存 32 GiB。",
+            if_it_fails="把 policy 设为 stream；再改用 12 GB 工作流的 Q4_K_M 文件。",
+            variations=("只用尾帧：删除 start_image 的连线。",),
+        ),
         kind="flf2v",
         variations=("Last image only: delete the link of start_image.",),
         vram_budget=14.0,
@@ -157,6 +209,13 @@ RECIPES: Mapping[str, Recipe] = {
         audience="A card with 12 GB and 24 GB of RAM.",
         needs="Estimate, not measured: 9 GiB of VRAM, 20 GiB of RAM.",
         if_it_fails="Set the policy to stream; then length 121 to 81.",
+        zh=Chinese(
+            title="Wan 2.2 5B 图生视频，12 GB",
+            audience="12 GB 显卡，24 GB 内存。",
+            needs="估计值，未实测：显存 9 GiB，内存 20 GiB。",
+            if_it_fails="把 policy 设为 stream；再把 length 从 121 改为 81。",
+            variations=("文生视频：删除图像的连线。",),
+        ),
         kind="ti2v",
         variations=("Text to video: delete the link of the image.",),
         model_high="wan2.2_ti2v_5B_fp16.safetensors",
@@ -176,6 +235,13 @@ RECIPES: Mapping[str, Recipe] = {
         audience="A card with 16 GB and 32 GB of RAM, for speed: 4 steps with the lightx2v LoRAs.",
         needs="Measured: 10.7 GiB of VRAM (most of it ComfyUI's encode of the image), 31 GiB of RAM.",
         if_it_fails="Set the policy to stream; then length 81 to 49.",
+        zh=Chinese(
+            title="Wan 2.2 四步图生视频，16 GB",
+            audience="16 GB 显卡，32 GB 内存，求快：4 步，使用 lightx2v LoRA。",
+            needs="实测：显存 10.7 GiB（大部分是 ComfyUI 编码图像），内存 31 GiB。",
+            if_it_fails="把 policy 设为 stream；再把 length 从 81 改为 49。",
+            variations=_I2V_VARIATIONS_ZH,
+        ),
         steps=4,
         cfg=1.0,
         vram_budget=14.0,

@@ -110,11 +110,15 @@ def build(name: str, recipe: Any, recipes: Any, version: str) -> dict[str, Any]:
     )
     if recipe.variations:
         note += "**Also**\n\n" + "".join(f"- {variation}\n" for variation in recipe.variations) + "\n"
-    note += "**Files**\n\n"
+    zh = recipe.zh
+    note += f"## {zh.title}\n\n**适用** {zh.audience}\n\n**需要** {zh.needs}\n\n**如果失败** {zh.if_it_fails}\n\n"
+    if zh.variations:
+        note += "**其他用法**\n\n" + "".join(f"- {variation}\n" for variation in zh.variations) + "\n"
+    note += "**Files / 文件**\n\n"
     files = [(f, "diffusion_models") for f in (recipe.model_high, recipe.model_low) if f != "none"]
     files += [(recipes.TEXT_ENCODER, "text_encoders"), (recipe.vae, "vae"), *((f, "loras") for f in recipe.loras)]
     note += "\n".join(f"- [{file}]({recipes.DOWNLOADS[file]}) in `models/{folder}`" for file, folder in files)
-    canvas.add("MarkdownNote", (-520, 0), [note], size=(480, 460), title="Read me")
+    canvas.add("MarkdownNote", (-520, 0), [note], size=(480, 580), title="Read me / 说明")
 
     gguf = recipe.model_high.endswith(".gguf")  # the front end offers downloads of safetensors only
     high, low, _ = canvas.add(

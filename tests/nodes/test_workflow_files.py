@@ -68,7 +68,16 @@ def test_widgets_show_the_recipe(name: str) -> None:
         assert [row[2:4] for row in values(name, "KSampler")] == [given[:2]]
         assert values(name, "ModelSamplingSD3") == [[recipe.shift]]
     note = values(name, "MarkdownNote")[0][0]
-    assert all(variation in note for variation in recipe.variations)
+    chinese = recipe.zh
+    assert all(variation in note for variation in (*recipe.variations, *chinese.variations))
+    for english, other in (
+        (recipe.audience, chinese.audience),
+        (recipe.needs, chinese.needs),
+        (recipe.if_it_fails, chinese.if_it_fails),
+    ):
+        assert english in note and other in note
+        assert sorted(re.findall(r"\d+", english)) == sorted(re.findall(r"\d+", other))
+    assert len(recipe.variations) == len(chinese.variations)
 
 
 @pytest.mark.parametrize("name", NAMES)
