@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -23,10 +24,12 @@ def component_folders(root: Path) -> Mapping[str, Path]:
     repositories (high_noise_model, low_noise_model, and Wan2.x_VAE, models_t5_* when they are safetensors).
 
     Raises:
-        CheckpointError: file_missing when `root` is no folder or holds no component.
+        CheckpointError: file_missing when `root` is no folder or holds no component; file_unreadable.
     """
     if not root.is_dir():
         raise CheckpointError("file_missing", "inspect", f"{root} is not a folder", "Give the folder of a pipeline")
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise CheckpointError("file_unreadable", "inspect", f"{root} cannot be opened", "Check the permissions")
     names = ("transformer", "transformer_2", "vae", "text_encoder", "tokenizer")
     found = {name: root / name for name in names if (root / name).is_dir()}
     for name, original in (("transformer", "high_noise_model"), ("transformer_2", "low_noise_model")):

@@ -128,7 +128,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     if path.is_dir():
-        return _open_folder(path)
+        try:
+            return _open_folder(path)
+        except OSError as error:
+            raise CheckpointError(
+                "file_unreadable", "inspect", f"{path} cannot be opened: {error.strerror}", "Check the permissions"
+            ) from error
     file, raw = open_file(path)
     return Checkpoint(path, raw, [file])
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from ..checkpoint import Identity, component_folders, open_checkpoint
 from ..errors import CheckpointError, InputError, WanFitError
@@ -53,14 +55,16 @@ def find_model(
         "vae": vae,
         "tokenizer": tokenizer,
     }
+    unread: list[str] = []
     if folder is not None:
-        for role, path in _parts_of(folder).items():
+        parts, unread = _parts_of(folder)
+        for role, path in parts.items():
             # A single transformer given by hand must not be paired with a low expert of the folder.
             if found[role] is None and not (role == "low" and high is not None):
                 found[role] = path
     missing = [role for role in ("high", "text_encoder", "vae") if found[role] is None]
     if missing:
-        where = f" and {folder} holds none" if folder is not None else ""
+        where = f" and {folder} holds none{_list(unread)}" if folder is not None else ""
         raise InputError(
             "part_missing",
             "input",
@@ -82,7 +86,12 @@ def _present(path: Path | None) -> Path:
     return path
 
 
-def _parts_of(folder: Path) -> dict[str, Path]:
+def _list(unread: list[str]) -> str:
+    return f" that can be used ({'; '.join(unread[:5])})" if unread else ""
+
+
+def _parts_of(folder: Path) -> tuple[dict[str, Path], list[str]]:
+    """The file of each role, and what files that cannot be used are instead."""
     if not folder.is_dir():
         change = "Give a single file as <high>, <low>, <text_encoder> or <vae>" if folder.exists() else "Check the path"
         raise CheckpointError("file_missing", "load", f"<model> {folder} is not a folder", change)
@@ -92,7 +101,7 @@ def _parts_of(folder: Path) -> dict[str, Path]:
         components = {}
     if "transformer" in components:
         roles = {"transformer": "high", "transformer_2": "low"}
-        return {roles.get(name, name): path for name, path in components.items()}
+        return {roles.get(name, name): path for name, path in components.items()}, []
     parts: dict[str, list[Path]] = {}
     unread: list[str] = []
     for path in _model_files(folder):
@@ -112,14 +121,13 @@ def _parts_of(folder: Path) -> dict[str, Path]:
             f"Say which with <{role}>",
         )
     if not parts:
-        skipped = f" ({'; '.join(unread[:5])})" if unread else ""
         raise CheckpointError(
             "model_unknown",
             "load",
-            f"{folder} holds no Wan model file{skipped}",
+            f"{folder} holds no Wan model file{_list(unread)}",
             "Give a diffusers folder, or one with .safetensors or .gguf files of a Wan model",
         )
-    return {role: paths[0] for role, paths in parts.items()}
+    return {role: paths[0] for role, paths in parts.items()}, unread
 
 
 def files_inside(folder: Path) -> list[Path]:
@@ -134,7 +142,25 @@ def files_inside(folder: Path) -> list[Path]:
 
 
 def _model_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    """Also in linked folders, as ComfyUI's often are, each once.
+
+    Raises: CheckpointError: file_unreadable, for a folder that may not be looked into.
+    """
+    found: list[Path] = []
+    seen: set[Path] = set()
+    for root, folders, names in os.walk(folder, onerror=_unreadable, followlinks=True):
+        if (real := Path(root).resolve()) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        found += [path for name in names if (path := Path(root, name)).suffix.lower() in SUFFIXES and path.is_file()]
+    return sorted(found)
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise CheckpointError(
+        "file_unreadable", "load", f"{error.filename} cannot be opened: {error.strerror}", "Check the permissions"
+    ) from error
 
 
 def _role(identity: Identity) -> str:

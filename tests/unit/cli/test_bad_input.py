@@ -1,6 +1,7 @@
 """Everything a user can get wrong: one clear sentence, exit code 2, no traceback, nothing half-written."""
 
 import json
+import os
 import shutil
 import struct
 
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 
 from wanfit.cli.main import main
+from wanfit.pipeline.files import find_model
 from wanfit.tiny.layouts import write_plain
 from wanfit.tiny.models import tiny_transformer, tiny_vae, write_tiny_models
 
@@ -207,6 +209,33 @@ def test_damaged_files(generate, models, tmp_path, damage):
 def test_a_pickle_is_refused_with_the_way_to_convert(generate, tmp_path):
     torch.save({"a": torch.zeros(1)}, tmp_path / "Wan2.1_VAE.pth")
     check(generate("--vae", tmp_path / "Wan2.1_VAE.pth"), "[file_unsupported]", "safetensors")
+
+
+def test_a_folder_whose_vae_is_damaged_is_not_said_to_have_none(generate, models, tmp_path):
+    shutil.copytree(models, tmp_path / "models")
+    (tmp_path / "models" / VAE).write_bytes(b"")
+    check(generate("--model", tmp_path / "models"), "no file for --vae", "that can be used", "wan_2.1_vae.safetensors")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a right of their own on Windows")
+def test_linked_folders_are_looked_into_once(models, tmp_path):
+    """ComfyUI's model folders are often links to another disk; a link may lead back."""
+    (tmp_path / "diffusion_models").symlink_to(models / "diffusion_models")
+    for name in ("text_encoders", "vae"):
+        shutil.copytree(models / name, tmp_path / name)
+    (tmp_path / "vae" / "again").symlink_to(tmp_path)
+    found = find_model(tmp_path)
+    assert found.high == tmp_path / HIGH and found.low == tmp_path / LOW
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_may_not_be_read(generate, models, tmp_path, capfd):
+    shutil.copytree(models, tmp_path / "models")
+    (tmp_path / "models" / "vae").chmod(0)
+    check(generate("--model", tmp_path / "models"), "[file_unreadable]", "vae cannot be opened")
+    assert main(["inspect", str(tmp_path / "models" / "vae")]) == 2
+    assert "[file_unreadable]" in capfd.readouterr().err
+    (tmp_path / "models" / "vae").chmod(0o700)
 
 
 def test_a_folder_with_two_files_for_one_part(generate, models, tmp_path):
