@@ -219,7 +219,7 @@ def _model(names: list[str]) -> tuple[Model, list[tuple[str, Path]], list[str]]:
     from ..pipeline.files import find_model
 
     paths = [Path(name) for name in names]
-    if len(paths) == 1 and paths[0].is_dir() and not os.path.isfile(paths[0] / "config.json"):
+    if len(paths) == 1 and paths[0].is_dir() and not os.access(paths[0] / "config.json", os.F_OK):
         files = find_model(paths[0])
         names = [str(path) for path in (files.high, files.low, files.text_encoder, files.vae) if path is not None]
     transformers: list[TransformerPart] = []
