@@ -16,10 +16,16 @@ def add_parser(commands: Any) -> None:
         "doctor",
         help="examine this machine / 检查环境",
         description="Say what PyTorch, driver and card are, which kernels are used and why not others, which allocator "
-        "settings take effect, what limits RAM, and which processes are on the card. Changes nothing.",
+        "settings take effect, what limits RAM, and which processes are on the card. Changes nothing. "
+        "说明本机的 PyTorch、驱动和显卡、所用的内核及原因、分配器设置、内存限制和显卡上的进程。不作更改。",
     )
-    parser.add_argument("--models", type=Path, metavar="DIR", help="folder of models: measure how fast its disk reads")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--models",
+        type=Path,
+        metavar="DIR",
+        help="folder of models: measure how fast its disk reads / 模型文件夹：测量其磁盘的读取速度",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object / 输出 JSON")
     parser.set_defaults(run=run, words=FLAGS)
 
 

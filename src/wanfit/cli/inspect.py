@@ -25,10 +25,13 @@ def add_parser(commands: Any) -> None:
         help="say what model files are / 识别模型文件",
         description="Identify model files or folders from their headers; no weights are read. Two transformers are "
         "checked as a pair (high, then low), a VAE or text encoder beside them against the transformer. Of a folder "
-        "with several models each is named, and what is none.",
+        "with several models each is named, and what is none. "
+        "只读文件头，识别模型文件或文件夹，并检查它们是否匹配。",
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=".safetensors, .gguf or a folder")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help=".safetensors, .gguf or a folder / 模型文件或文件夹"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object / 输出 JSON")
     parser.set_defaults(run=run, words=WORDS)
 
 

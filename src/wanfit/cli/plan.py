@@ -41,56 +41,108 @@ def add_parser(commands: Any) -> None:
         "plan",
         help="say whether a video fits / 预先计算内存",
         description="Say what a video will need, stage by stage, and whether it fits. Reads headers only and needs no "
-        "GPU. Exit code 0: fits (or is tight), 1: does not fit, 2: bad input.",
+        "GPU. Exit code 0: fits (or is tight), 1: does not fit, 2: bad input. "
+        "逐阶段说明视频需要多少内存、是否放得下。只读文件头，不需要显卡。退出码 0：放得下，1：放不下，2：输入有误。",
     )
     parser.add_argument(
         "--model",
         nargs="+",
         required=True,
         metavar="MODEL",
-        help="a name such as i2v-a14b:fp8, t2v-a14b:q4_k_m, ti2v-5b:fp16; or files; or a folder with all parts",
+        help="a name such as i2v-a14b:fp8, t2v-a14b:q4_k_m, ti2v-5b:fp16; or files; or a folder with all parts / "
+        "模型名、文件，或含全部部件的文件夹",
     )
     parser.add_argument(
-        "--width", type=auto_or_number, help="pixels; without width and height, or auto: the largest official that fits"
+        "--width",
+        type=auto_or_number,
+        help="pixels; without width and height, or auto: the largest official that fits / "
+        "宽（像素）；不给或 auto：放得下的最大官方尺寸",
     )
-    parser.add_argument("--height", type=auto_or_number, help="pixels, or auto")
+    parser.add_argument("--height", type=auto_or_number, help="pixels, or auto / 高（像素），或 auto")
     parser.add_argument(
         "--frames",
         type=auto_or_number,
         dest="num_frames",
-        help="4n+1 (default: the official length); auto: as many of them as fit",
+        help="4n+1 (default: the official length); auto: as many of them as fit / 帧数，4n+1；auto：放得下的最多帧数",
     )
     add_auto_options(parser)
-    parser.add_argument("--text-only", action="store_true", help="no image, where the model does not need one")
-    parser.add_argument("--image", action="store_true", help="an image, where the model does not need one (TI2V-5B)")
-    parser.add_argument("--vram", type=float, metavar="GIB", help="of the card; 0: the CPU (default: this machine)")
-    parser.add_argument("--vram-used", type=float, default=0.0, metavar="GIB", help="of it, by the desktop and others")
-    parser.add_argument("--ram", type=float, metavar="GIB", help="installed (default: this machine's)")
     parser.add_argument(
-        "--capability", metavar="X.Y", help="of the card, such as 8.6 or 8.9; more can mean less memory"
+        "--text-only",
+        action="store_true",
+        help="no image, where the model does not need one / 没有图像（模型不一定需要时）",
     )
-    parser.add_argument("--policy", default="auto", help="auto, resident (all blocks on the card), stream (none)")
-    parser.add_argument("--chunk-tokens", type=int, default=4096, help="at most (default: 4096)")
     parser.add_argument(
-        "--batch", type=int, default=1, metavar="N", help="videos at a time, as ComfyUI's latents may hold (default: 1)"
+        "--image",
+        action="store_true",
+        help="an image, where the model does not need one (TI2V-5B) / 有图像（模型不一定需要时，TI2V-5B）",
+    )
+    parser.add_argument(
+        "--vram",
+        type=float,
+        metavar="GIB",
+        help="of the card; 0: the CPU (default: this machine) / 显卡的显存；0：CPU（默认：本机）",
+    )
+    parser.add_argument(
+        "--vram-used",
+        type=float,
+        default=0.0,
+        metavar="GIB",
+        help="of it, by the desktop and others / 其中已被桌面等占用的",
+    )
+    parser.add_argument(
+        "--ram", type=float, metavar="GIB", help="installed (default: this machine's) / 内存总量（默认：本机）"
+    )
+    parser.add_argument(
+        "--capability",
+        metavar="X.Y",
+        help="of the card, such as 8.6 or 8.9; more can mean less memory / 显卡的计算能力",
+    )
+    parser.add_argument(
+        "--policy",
+        default="auto",
+        help="auto, resident (all blocks on the card), stream (none) / "
+        "留在显存的块：auto、resident（全部）、stream（不留）",
+    )
+    parser.add_argument(
+        "--chunk-tokens", type=int, default=4096, help="at most (default: 4096) / 每次处理的 token 数上限"
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=1,
+        metavar="N",
+        help="videos at a time, as ComfyUI's latents may hold (default: 1) / 同时生成的视频数",
     )
     parser.add_argument(
         "--packed",
         action="store_true",
-        help="q, k and v of the attention in 8 bits, which a run takes only when memory has run out",
+        help="q, k and v of the attention in 8 bits, which a run takes only when memory has run out / "
+        "注意力的 q、k、v 用 8 位保存（运行时只在内存用尽后才这样做）",
     )
-    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="RAM to card, for the expected slow-down")
-    parser.add_argument("--block-ms", type=float, metavar="MS", help="one block's forward, for the expected slow-down")
-    parser.add_argument("--disk", type=float, metavar="GB/S", help="the model's disk, for the expected slow-down")
+    parser.add_argument(
+        "--bandwidth",
+        type=float,
+        metavar="GB/S",
+        help="RAM to card, for the expected slow-down / 内存到显卡的带宽，用于估计变慢多少",
+    )
+    parser.add_argument(
+        "--block-ms",
+        type=float,
+        metavar="MS",
+        help="one block's forward, for the expected slow-down / 一个块的计算时间",
+    )
+    parser.add_argument(
+        "--disk", type=float, metavar="GB/S", help="the model's disk, for the expected slow-down / 模型所在磁盘的速度"
+    )
     parser.add_argument(
         "--lora",
         action="append",
         default=[],
         metavar="FILE[:STRENGTH][:EXPERT]",
-        help="counted too; needs the model's file; may be given several times",
+        help="counted too; needs the model's file; may be given several times / LoRA 也计入；需要模型文件；可多次给出",
     )
-    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw the stages by cause")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="draw the stages by cause / 按原因画出各阶段")
+    parser.add_argument("--json", action="store_true", help="print one JSON object / 输出 JSON")
     parser.set_defaults(run=run, words=WORDS)
 
 

@@ -18,7 +18,10 @@ def auto_or_number(text: str) -> int | str:
 
 def add_auto_options(group: Any) -> None:
     """What `auto` may do, for `plan` and `generate`."""
-    group.add_argument("--portrait", action="store_true", help="with an automatic size: upright")
+    group.add_argument("--portrait", action="store_true", help="with an automatic size: upright / 自动尺寸时：竖屏")
     group.add_argument(
-        "--prefer", choices=("size", "length"), default="size", help="what to keep when it does not fit (default: size)"
+        "--prefer",
+        choices=("size", "length"),
+        default="size",
+        help="what to keep when it does not fit (default: size) / 放不下时保留尺寸（size，默认）或长度（length）",
     )

@@ -14,10 +14,13 @@ def add_parser(commands: Any) -> None:
         "tiny",
         help="write tiny random-weight models / 生成用于测试的随机小模型",
         description="Write a tiny I2V-A14B pair (high: scaled fp8, low: GGUF), a UMT5 with its tokenizer and a VAE, "
-        "named and laid out as the real files are. The weights are random: what they generate is noise.",
+        "named and laid out as the real files are. The weights are random: what they generate is noise. "
+        "写出随机权重的小模型，布局与真实文件相同；生成的是噪声。",
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder to write to; made when missing")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the weights (default: 0)")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder to write to; made when missing / 写入的文件夹；没有则创建"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights (default: 0) / 权重的随机种子")
     parser.set_defaults(run=run, words=FLAGS)
 
 

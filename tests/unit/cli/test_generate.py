@@ -232,3 +232,15 @@ def test_resume_and_save_every_that_cannot_be(models, tmp_path, capfd):
         assert main(command(models, tmp_path / "a.mp4", *more)) == 2
         assert said in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["inspect", "plan", "generate", "doctor", "tiny"])
+def test_help_is_in_english_and_chinese(capsys, name):
+    """Each option: its English words, then Chinese ones."""
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    options = capsys.readouterr().out.split("options:\n")[1]
+    texts = re.split(r"\n  (?=--)", options)[1:]
+    assert texts
+    for text in texts:
+        assert any("\u4e00" <= letter <= "\u9fff" for letter in text), text
