@@ -29,10 +29,10 @@ WORDS = FLAGS | {
     "batch": "--batch",
     "transformer": "the first file of --model",
     "transformer_2": "the second file of --model",
-    "high": "--model",
-    "low": "--model",
-    "text_encoder": "the text encoder of --model",
-    "vae": "the VAE of --model",
+    "high": "--model (high-noise expert)",
+    "low": "--model (low-noise expert)",
+    "text_encoder": "--model (text encoder)",
+    "vae": "--model (VAE)",
 }
 
 

@@ -57,11 +57,11 @@ def find_model(
     }
     unread: list[str] = []
     if folder is not None:
-        parts, unread = _parts_of(folder)
-        for role, path in parts.items():
-            # A single transformer given by hand must not be paired with a low expert of the folder.
-            if found[role] is None and not (role == "low" and high is not None):
-                found[role] = path
+        given = {role for role, path in found.items() if path is not None}
+        if high is not None:  # alone, it must not be paired with a low expert of the folder
+            given.add("low")
+        parts, unread = _parts_of(folder, given)
+        found |= {role: path for role, path in parts.items() if role not in given}
     missing = [role for role in ("high", "text_encoder", "vae") if found[role] is None]
     if missing:
         where = f" and {folder} holds none{_list(unread)}" if folder is not None else ""
@@ -90,8 +90,8 @@ def _list(unread: list[str]) -> str:
     return f" that can be used ({'; '.join(unread[:5])})" if unread else ""
 
 
-def _parts_of(folder: Path) -> tuple[dict[str, Path], list[str]]:
-    """The file of each role, and what files that cannot be used are instead."""
+def _parts_of(folder: Path, given: set[str]) -> tuple[dict[str, Path], list[str]]:
+    """The file of each role, and what files that cannot be used are instead; of a role that is `given` any."""
     if not folder.is_dir():
         change = "Give a single file as <high>, <low>, <text_encoder> or <vae>" if folder.exists() else "Check the path"
         raise CheckpointError("file_missing", "load", f"<model> {folder} is not a folder", change)
@@ -110,15 +110,17 @@ def _parts_of(folder: Path) -> tuple[dict[str, Path], list[str]]:
                 parts.setdefault(_role(checkpoint.identity), []).append(path)
         except WanFitError as error:
             unread.append(f"{path.name}: {error.code}")
-    several = {role: paths for role, paths in parts.items() if len(paths) > 1}
+    several = {role: paths for role, paths in parts.items() if len(paths) > 1 and role not in given}
     if several:
-        role, paths = next(iter(several.items()))
-        names = ", ".join(str(path.relative_to(folder)) for path in paths)
+        listed = (
+            f"{len(paths)} files for <{role}>: {', '.join(str(path.relative_to(folder)) for path in paths)}"
+            for role, paths in several.items()
+        )
         raise CheckpointError(
             "part_ambiguous",
             "load",
-            f"{folder} holds {len(paths)} files for <{role}>: {names}",
-            f"Say which with <{role}>",
+            f"{folder} holds {'; '.join(listed)}",
+            f"Say which with {' and '.join(f'<{role}>' for role in several)}",
         )
     if not parts:
         raise CheckpointError(

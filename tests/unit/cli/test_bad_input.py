@@ -243,6 +243,9 @@ def test_a_folder_with_two_files_for_one_part(generate, models, tmp_path):
     shutil.copytree(models, copy)
     shutil.copy(copy / VAE, copy / "vae" / "another.safetensors")
     check(generate("--model", copy), "[part_ambiguous]", "another.safetensors", "--vae")
+    shutil.copy(copy / HIGH, copy / "diffusion_models" / "high_noise_too.safetensors")
+    check(generate("--model", copy), "2 files for --high", "2 files for --vae", "Say which with --high and --vae.")
+    find_model(copy, high=copy / HIGH, low=copy / LOW, vae=copy / VAE)  # what is said decides
 
 
 def test_inspect_says_what_is_wrong_with_a_pair(models, capfd):
