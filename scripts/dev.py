@@ -138,4 +138,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # how `comfyui` is ended
+        raise SystemExit(130) from None
