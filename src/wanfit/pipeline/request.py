@@ -211,6 +211,13 @@ def settle(request: Request, identity: Identity, variant: Variant) -> Settings:
                 f"{identity.in_channels}",
                 "Leave <last_image> out, or use an I2V-A14B pair",
             )
+        if request.num_frames == 1:
+            raise InputError(
+                "frames_invalid",
+                "input",
+                "<num_frames> is 1, which has no room for a <last_image> after the first",
+                "Use 5 or more, or leave <last_image> out",
+            )
         last_picture, said = load_image(request.last_image, "last_image")
         notices += said
     width, height = default_size(variant)

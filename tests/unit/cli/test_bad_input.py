@@ -153,6 +153,11 @@ def test_wrong_pairs_and_parts(generate, models):
     check(generate("--high", models / HIGH, "--low", models / LOW, *vae), "--text-encoder")
 
 
+def test_a_last_image_needs_more_than_one_frame(generate, models):
+    start = models.parent / "extra" / "start.png"
+    check(generate("--last-image", start, "--frames", "1"), "--frames is 1", "--last-image")
+
+
 def test_a_5b_size_is_a_multiple_of_32(generate, models):
     extra = models.parent / "extra"
     parts = ["--text-encoder", models / TEXT, "--vae", extra / "wan2.2_vae.safetensors"]
