@@ -235,13 +235,14 @@ def settle(request: Request, identity: Identity, variant: Variant) -> Settings:
     steps = request.steps or variant.steps
     shift = variant.shift if request.shift is None else request.shift
     boundary = variant.boundary_ratio if request.boundary_ratio is None else request.boundary_ratio
-    if variant.boundary_ratio is None and request.boundary_ratio is not None:
-        raise InputError(
-            "number_invalid",
-            "input",
-            f"<boundary_ratio> is {request.boundary_ratio}, but {identity.variant} is one model without a switch",
-            "Leave it out",
-        )
+    for name in ("boundary_ratio", "guidance_scale_2"):
+        if variant.boundary_ratio is None and getattr(request, name) is not None:
+            raise InputError(
+                "number_invalid",
+                "input",
+                f"<{name}> is {getattr(request, name)}, but {identity.variant} is one model without a switch",
+                "Leave it out",
+            )
     guidance = variant.guidance_scale if request.guidance_scale is None else request.guidance_scale
     guidance_2 = variant.guidance_scale_2 if request.guidance_scale is None else None
     return Settings(

@@ -165,6 +165,14 @@ def test_a_5b_size_is_a_multiple_of_32(generate, models):
     check(generate(*five, *parts), "multiple of 32", "704 or 736")
 
 
+def test_numbers_of_a_second_expert_for_one_model(generate, models):
+    extra = models.parent / "extra"
+    five = ["--high", extra / "wan2.2_ti2v_5B.safetensors", "--vae", extra / "wan2.2_vae.safetensors"]
+    five += ["--text-encoder", models / TEXT, "--width", "64", "--height", "64"]
+    check(generate(*five, "--boundary", "0.9"), "--boundary is 0.9", "one model without a switch")
+    check(generate(*five, "--guidance-low", "3"), "--guidance-low is 3.0", "one model without a switch")
+
+
 def test_transparency_in_the_start_image(generate, tmp_path):
     Image.new("RGBA", (64, 48), (1, 2, 3, 0)).save(tmp_path / "ghost.png")
     check(generate("--image", tmp_path / "ghost.png"), "transparent in 100.0 %")
