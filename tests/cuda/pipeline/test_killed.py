@@ -53,8 +53,8 @@ def test_a_killed_run_goes_on_to_the_same_latents(tmp_path, monkeypatch, capfd):
         time.sleep(0.01)
     time.sleep(0.05)
     process.kill()
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL, "it was finished before it was killed"
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, f"it ended before it was killed: {errors.decode()[-2000:]}"
     assert kept.exists() and not (tmp_path / "killed.mp4").exists()
 
     computed.clear()
