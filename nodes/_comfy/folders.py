@@ -36,11 +36,14 @@ def find(kind: str, name: str, role: str) -> Path:
     found = folder_paths.get_full_path(key, name)
     if found is None:
         source = f"Get it from {DOWNLOADS[name]} and put" if name in DOWNLOADS else "Put"
-        places = " or ".join(folder_paths.get_folder_paths(kind))
+        listed = sorted(folder_paths.get_folder_paths(kind), key=lambda path: Path(path).name != kind)
+        written = Path(folder_paths.get_output_directory())  # of other nodes; nobody puts a download there
+        places = " or ".join(path for path in listed if written not in Path(path).parents)
+        missing = f"is {name!r}, and no such file is in the {kind} folder" if name else "is empty: no file is chosen"
         raise CheckpointError(
             "file_missing",
             "load",
-            f"<{role}> is {name!r}, and no such file is in the {kind} folder",
+            f"<{role}> {missing}",
             f"{source} it into {places}, then press R to refresh the list",
         )
     return Path(found)

@@ -92,6 +92,18 @@ def test_a_changed_model_file_is_loaded_again(server: Server, run: Any) -> None:
     server.get("/object_info/WanFitLoader")
 
 
+def test_no_file_is_chosen(server: Server) -> None:
+    """As the loader stands where the folders hold no model."""
+    graph = Graph()
+    graph.sample(wanfit_model(graph, ""), "x")
+    with pytest.raises(PromptFailed) as caught:
+        server.run(graph.prompt)
+    text = str(caught.value)
+    folder = str(server.base / "models" / "diffusion_models")
+    assert "model_high is empty: no file is chosen" in text and f"Put it into {folder} or" in text
+    assert str(server.base / "output") not in text
+
+
 def test_a_missing_file_is_named_with_its_source(server: Server) -> None:
     graph = Graph()
     name = "wan2.2_i2v_high_noise_14B_fp8_scaled.safetensors"
