@@ -188,7 +188,8 @@ def facts_of(files: ModelFiles, request: Request, settings: Settings, placement:
         facts[name] = "none" if image is None else _fingerprint(image)
     paths = {"high": files.high, "low": files.low, "text_encoder": files.text_encoder, "vae": files.vae}
     facts |= {name: "none" if path is None else f"{path.name} ({_size(path)} bytes)" for name, path in paths.items()}
-    facts["lora"] = ", ".join(f"{lora.path.name}:{lora.strength}:{lora.expert}" for lora in request.loras) or "none"
+    loras = [f"{x.path.name} ({_size(x.path)} bytes) at {x.strength:g} on {x.expert}" for x in request.loras]
+    facts["lora"] = ", ".join(loras) or "none"
     facts["dtype"] = str(placement.dtype).removeprefix("torch.")
     facts["diffusers"] = diffusers.__version__
     return facts

@@ -1,5 +1,8 @@
 """A run that was broken off goes on to the result of the undisturbed run, to the last bit."""
 
+import dataclasses
+import re
+
 import pytest
 import torch
 from PIL import Image
@@ -9,6 +12,7 @@ from tiny_run import latents_of, placement_on_cpu, settings_for
 from wanfit.errors import CheckpointError, InputError, RunError
 from wanfit.memory.alarm import Alarm, Margins
 from wanfit.pipeline.files import ModelFiles
+from wanfit.pipeline.loras import LoraChoice
 from wanfit.pipeline.request import Request
 from wanfit.pipeline.resume import Progress, beside, facts_of
 from wanfit.tiny.layouts import write_plain
@@ -152,6 +156,30 @@ def test_a_file_of_another_run_is_refused_with_the_difference(folder, tmp_path):
         with pytest.raises(InputError, match=said) as caught:
             case.progress().resume()
         assert caught.value.code == "resume_mismatch"
+
+
+def test_another_lora_strength_or_file_of_that_name_is_refused(folder, tmp_path):
+    path = tmp_path / "style.safetensors"
+    path.write_bytes(bytes(100))
+
+    def case_with(*loras: LoraChoice) -> Case:
+        case = Case(folder, tmp_path)
+        case.request = dataclasses.replace(case.request, loras=loras)
+        return case
+
+    broken(case_with(LoraChoice(path, 0.5, "high")), 2)
+    case_with(LoraChoice(path, 0.5, "high")).progress().resume()
+    was = "lora was style.safetensors (100 bytes) at 0.5 on high and is "
+    for loras, now in (
+        ([], "none"),
+        ([LoraChoice(path, 0.25, "high")], "style.safetensors (100 bytes) at 0.25 on high"),
+        ([LoraChoice(path, 0.5, "low")], "style.safetensors (100 bytes) at 0.5 on low"),
+    ):
+        with pytest.raises(InputError, match=re.escape(was + now)):
+            case_with(*loras).progress().resume()
+    path.write_bytes(bytes(101))
+    with pytest.raises(InputError, match=re.escape(was + "style.safetensors (101 bytes) at 0.5 on high")):
+        case_with(LoraChoice(path, 0.5, "high")).progress().resume()
 
 
 def test_what_is_no_progress_file(folder, tmp_path):
