@@ -11,10 +11,13 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["rows", "length"])
 def add_low_rank(
     x, inner, up, row_scale, bias, gate, out, rows, length, rank, inner_row, out_batch, out_row, gate_batch, gate_row,
-    dim, SCALED: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, STEP: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    dim, SCALED: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr, ONE_GATE: tl.constexpr, ADD: tl.constexpr,
+    STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out (+)= ((x + inner @ up.T) * row_scale + bias) * gate, a tile of ROWS x COLUMNS."""
+    """out (+)= ((x + inner @ up.T) * row_scale + bias) * gate, a tile of ROWS x COLUMNS. `out` may be x.
+
+    ONE_GATE: the same vector for all rows; a tile reads it once.
+    """
     row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     valid, there = row < rows, column < dim
@@ -32,7 +35,9 @@ def add_low_rank(
     if BIASED:
         value = value + tl.load(bias + column, mask=there, other=0.0).to(tl.float32)[None, :]
     batch, token = row // length, row % length
-    if GATED:
+    if GATED and ONE_GATE:
+        value = value * tl.load(gate + column, mask=there, other=0.0).to(tl.float32)[None, :]
+    elif GATED:
         at = gate + (batch * gate_batch + token * gate_row)[:, None] + column[None, :]
         value = value * tl.load(at, mask=inside, other=0.0).to(tl.float32)
     target = out + (batch * out_batch + token * out_row)[:, None] + column[None, :]
