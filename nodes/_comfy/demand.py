@@ -14,7 +14,7 @@ from ...src.wanfit.memory.demand import RING, Video, forward_causes
 from ...src.wanfit.memory.machine import Machine
 from ...src.wanfit.memory.parts import TransformerPart
 from ...src.wanfit.memory.record import PlannedPeak
-from ...src.wanfit.offload.policy import resident_within
+from ...src.wanfit.offload.policy import passing_slots, resident_within
 from .placement import Placement
 from .policy import Policy
 
@@ -80,4 +80,4 @@ class Demand:
         least = self.with_slots(activations) + self.part.rest_bytes(dtype)
         stay = {"stream": 0, "resident": count}.get(policy.mode, resident_within(budget, slot, RING, count))
         kept = min(self.placement.ram_budget(policy), slot * sum(part.num_layers for part in self.placement.parts))
-        return PlannedPeak(least, least + stay * slot, kept)
+        return PlannedPeak(least, least + (stay + passing_slots(stay, RING, count) - RING) * slot, kept)

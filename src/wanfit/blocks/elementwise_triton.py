@@ -17,10 +17,8 @@ from .elementwise import PLAIN
 from .low_rank_kernel import add_low_rank
 from .product import LowRankTerm, Product
 
-_TILE = (64, 128)
+_TILE = (128, 64)
 """Rows and columns of one program that multiplies."""
-
-_WARPS = 4
 
 
 def _steps(vectors: torch.Tensor) -> tuple[int, int]:
@@ -148,37 +146,21 @@ class TritonElementwise:
     def _add_low_rank(
         self, product: Product, low_rank: LowRankTerm, gate: torch.Tensor | None, out: torch.Tensor, *, add: bool
     ) -> None:
+        batch, length, dim = out.shape
         x, row_scale, bias, flags = _parts(dataclasses.replace(product, low_rank=None))
-        _launch_low_rank(x, low_rank, row_scale, bias, gate, out, add=add, **flags)
-
-
-def _launch_low_rank(
-    x: torch.Tensor,
-    low_rank: LowRankTerm,
-    row_scale: torch.Tensor,
-    bias: torch.Tensor,
-    gate: torch.Tensor | None,
-    out: torch.Tensor,
-    *,
-    add: bool,
-    **flags: bool,
-) -> None:
-    batch, length, dim = out.shape
-    inner, up = low_rank.inner, low_rank.up
-    steps = (0, 0) if gate is None else _steps(gate)
-    with torch.cuda.device_of(x):
-        add_low_rank[(triton.cdiv(dim, _TILE[1]), triton.cdiv(batch * length, _TILE[0]))](
-            x, inner, up, row_scale, bias, x if gate is None else gate, out, batch * length, length, up.shape[1],
-            inner.stride(0), *out.stride()[:2], *steps, dim, GATED=gate is not None, ONE_GATE=steps == (0, 0),
-            ADD=add, STEP=64, ROWS=_TILE[0], COLUMNS=_TILE[1], **flags, num_warps=_WARPS,
-        )  # fmt: skip
+        inner, up = low_rank.inner, low_rank.up
+        steps = (0, 0) if gate is None else _steps(gate)
+        with torch.cuda.device_of(x):
+            add_low_rank[(triton.cdiv(dim, _TILE[1]), triton.cdiv(batch * length, _TILE[0]))](
+                x, inner, up, row_scale, bias, x if gate is None else gate, out, batch * length, length, up.shape[1],
+                inner.stride(0), *out.stride()[:2], *steps, dim, GATED=gate is not None, ONE_GATE=steps == (0, 0),
+                ADD=add, STEP=64, ROWS=_TILE[0], COLUMNS=_TILE[1], **flags, num_warps=4,
+            )  # fmt: skip
 
 
 def _parts(product: Product) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, bool]]:
     """Data with its LoRAs, row scales and bias; where one is missing the data stands in, and its flag is off."""
-    data = product.data
-    if product.low_rank is not None:
-        _launch_low_rank(data, product.low_rank, data, data, None, data, add=False, SCALED=False, BIASED=False)
+    data = product.summed().data
     row_scale = data if product.row_scale is None else product.row_scale
     bias = data if product.bias is None else product.bias
     return data, row_scale, bias, {"SCALED": product.row_scale is not None, "BIASED": product.bias is not None}

@@ -14,7 +14,7 @@ def add_low_rank(
     dim, SCALED: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr, ONE_GATE: tl.constexpr, ADD: tl.constexpr,
     STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """out (+)= ((x + inner @ up.T) * row_scale + bias) * gate, a tile of ROWS x COLUMNS. `out` may be x.
+    """out (+)= ((x + inner @ up.T) * row_scale + bias) * gate, a tile of ROWS x COLUMNS.
 
     ONE_GATE: the same vector for all rows; a tile reads it once.
     """

@@ -34,6 +34,11 @@ def blocks_to_hide(count: int, copy_seconds: float, block_seconds: float) -> int
     return min(count, max(0, math.ceil(count - streamable)))
 
 
+def passing_slots(resident: int, ring: int, count: int) -> int:
+    """Buffers of the ring that are ever taken, when `resident` of `count` blocks stay."""
+    return min(ring, count - resident)
+
+
 def resident_within(budget: int | None, slot_bytes: int, ring: int, count: int) -> int:
     """The most blocks that fit into `budget` bytes beside a ring of `ring` slots, or without one if all fit."""
     if budget is None or budget >= slot_bytes * count:
