@@ -5,8 +5,8 @@
     python scripts/dev.py bench plan --case "5b,fp8 480p"              those whose line holds one of these
     python scripts/dev.py bench plan --edges                          the plan's yes, no and suggestions at the edge
 
-Weights of zeros at real size; three blocks, which is enough for the peak, and one forward (three with the policy
-`auto`, which measures first: its row is predicted with the speeds that the store has measured, and holds the blocks
+Weights of zeros at real size; three blocks, which is enough for the peak, and one forward (six with the policy
+`auto`, which measures first: its row is predicted with the speeds by which the store last decided, and holds the blocks
 that the plan says stay and those that did). One line a configuration: predicted and measured peak of PyTorch's
 allocator, and the error: above 0 the plan says more than was taken. The whole job, with the plan in each report:
 `bench full_size`.
@@ -103,7 +103,7 @@ def forward_row(case: Forward, machine: Machine, block: Block, *, listed: bool) 
     row: Row = {}
     measured = None
     if not listed:
-        run = partial(run_forward, part, block, plan, passes=3 if case.policy == "auto" else 1)
+        run = partial(run_forward, part, block, plan, passes=6 if case.policy == "auto" else 1)
         reports = []
         measured = peak(lambda: reports.append(run()))
         report = reports[0]
