@@ -94,7 +94,9 @@ def _out_of_memory(error: BaseException, text: str, facts: Facts) -> Explanation
     others = sum(used for _, used in figures.others) or sum(used for *_, used in facts.others)
     if not others and None not in (total, free, figures.in_use):
         others = max(0, (total or 0) - (free or 0) - (figures.in_use or 0))
-    if total is not None and figures.allowed is None and others >= LARGE * total:
+    own = figures.in_use if figures.in_use is not None else figures.allocated or 0
+    enough = total is not None and own + (figures.asked or 0) <= total  # if the others were gone
+    if total is not None and figures.allowed is None and others >= LARGE * total and enough:
         return Explanation(
             "another process",
             f"Other programs hold {_gib(others)} of the card's {_gib(total)}{_names(figures, facts)}, and {asked} more "

@@ -316,3 +316,12 @@ def test_what_is_not_known_is_not_explained(error):
 def test_the_facts_are_read_on_any_machine():
     facts = gather(torch.device("cpu"), torch.float32)
     assert (facts.ram_free or 0) > 0 and facts.vram_free is None and facts.conv3d_trap == ""
+
+
+def test_more_than_the_whole_card_is_no_fault_of_other_programs():
+    """The text of an H200 under cudaMallocAsync with 1 GiB of its own, and another program on the card."""
+    text = RECORDED["cudaMallocAsync"].replace("124.81 GiB", "1.00 GiB")
+    assert "Requested               : 69.34 GiB" in text and "1.00 GiB" in text
+    facts = Facts(stage="load", vram_total=150109880320, others=((4711, "python", 128 * GIB),))
+    assert cause(torch.OutOfMemoryError(text), facts) == "another process"
+    assert cause(torch.OutOfMemoryError(text.replace("69.34 GiB", "256.00 GiB")), facts) == "vram full"
