@@ -9,11 +9,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from .plan import GIB, Plan
+from .report import staying
 
 _NAMED = 9
 """Causes with a colour of their own: those that take most in any stage."""
-
-_STAY = "blocks that stay"
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
@@ -31,8 +30,6 @@ def draw_plan(plan: Plan, path: Path) -> None:
 
 def _draw_kind(axes: Any, plan: Plan, kind: str) -> None:
     stages = [dict(stage.vram if kind == "VRAM" else stage.ram) for stage in plan.stages]
-    if kind == "VRAM":
-        stages = [causes | {_STAY: stage.optional} for causes, stage in zip(stages, plan.stages, strict=True)]
     most: dict[str, int] = {}
     for causes in stages:
         for cause, nbytes in causes.items():
@@ -43,6 +40,13 @@ def _draw_kind(axes: Any, plan: Plan, kind: str) -> None:
         widths = [_bytes(causes, cause, named) / GIB for causes in stages]
         axes.barh(range(len(stages)), widths, left=begins, height=0.7, color=f"C{index}", label=cause)
         begins = [begin + width for begin, width in zip(begins, widths, strict=True)]
+    stay = [stage.optional / GIB for stage in plan.stages] if kind == "VRAM" else []
+    if any(stay):
+        rows = range(len(stages))
+        axes.barh(
+            rows, stay, left=begins, height=0.7, color="white", edgecolor="gray", hatch="///", label=staying(plan)
+        )
+        begins = [begin + width for begin, width in zip(begins, stay, strict=True)]
     for row, end in enumerate(begins):
         axes.text(end, row, f" {end:.2f}", va="center", fontsize=8)
     room = (plan.machine.vram if kind == "VRAM" else plan.machine.ram) / GIB

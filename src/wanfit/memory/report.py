@@ -49,7 +49,7 @@ def plan_lines(plan: Plan) -> list[str]:
             shown = [f"{cause} {nbytes / GIB:.2f}" for cause, nbytes in ordered[:_SHOWN]]
             rest = sum(nbytes for _, nbytes in ordered[_SHOWN:])
             if kind == "VRAM" and stage.optional:
-                shown.append(f"{_staying(plan)} {stage.optional / GIB:.2f}")
+                shown.append(f"{staying(plan)} {stage.optional / GIB:.2f}")
             shown += [f"other {rest / GIB:.2f}"] if rest else []
             lines.append(f"{stage.name}, {kind} GiB: {', '.join(shown)}")
     lines += ["", *_traffic(plan), f"verdict: {plan.verdict}{f' ({plan.reason})' if plan.reason else ''}"]
@@ -64,7 +64,7 @@ def plan_line(plan: Plan) -> str:
     room = plan.machine.vram if kind == "VRAM" else plan.machine.ram
     said = f"plan: {plan.verdict}; {most} needs most: {_gib(needs[most])} of {_gib(room)} {kind}"
     if plan.resident:
-        said += f", {_staying(plan)} on the device"
+        said += f", {staying(plan)} on the device"
     return f"{said}, {plan.chunk_tokens} tokens at a time" + (f"; {plan.reason}" if plan.reason else "")
 
 
@@ -116,7 +116,7 @@ def _room(name: str, room: int, taken: Mapping[str, int]) -> str:
     return f"{name}: {room / GIB:.2f} GiB for the run{beside}"
 
 
-def _staying(plan: Plan) -> str:
+def staying(plan: Plan) -> str:
     """`auto` keeps as many as it must, which the plan knows where it knows the speeds."""
     if plan.resident_least == plan.resident:
         return f"{plan.resident} blocks that stay"
