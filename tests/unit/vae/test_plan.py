@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +188,23 @@ def test_refused(vae: AutoencoderKLWan) -> None:
         plan_encode(vae, (1, 3, 80, 80, 80), dtype=torch.bfloat16)
     with pytest.raises(InputError, match=r"image_invalid.*4"):
         plan_encode(vae, (1, 4, 81, 80, 80), dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("variant", ["vae-2.1", "vae-2.2"])
+def test_every_size_length_and_budget_has_a_plan(variant: str) -> None:
+    """One frame too, of which no change of length in time takes any: no combination ends in an error of Python's."""
+    model, channels, scale = meta_vae(variant), *((16, 8) if variant == "vae-2.1" else (48, 16))
+    sizes = [(1, 1), (2, 3), (22, 40), (45, 80), (68, 120)]
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        for (h, w), latent_frames, chunk, budget in product(sizes, (1, 2, 21), (None, 1, 4), (None, 2**20, GIB, 2**36)):
+            options: dict[str, Any] = {
+                "dtype": dtype,
+                "device": device,
+                "budget_bytes": budget,
+                "chunk": chunk,
+                "or_least": True,
+            }
+            decode = plan_decode(model, (1, channels, latent_frames, h, w), **options)
+            encode = plan_encode(model, (1, 3, 4 * latent_frames - 3, h * scale, w * scale), **options)
+            for plan in (decode, encode):
+                assert min(dataclasses.astuple(plan.memory)[:4]) > 0 and plan.overhead > 0
