@@ -187,6 +187,14 @@ def _host_memory(error: BaseException, text: str, facts: Facts) -> Explanation |
     size = f"{_gib(int(asked[1]))} more were" if asked else "more was"
     left = "" if facts.ram_free is None else f", {_gib(facts.ram_free)} are free"
     at = f" in the stage {facts.stage}" if facts.stage else ""
+    if facts.commit_free is not None and facts.ram_free is not None and facts.commit_free < facts.ram_free:
+        return Explanation(
+            "host memory full",
+            f"RAM is full for this program{at}: {size} needed, and the system lets it take "
+            f"{_gib(facts.commit_free)} more of the {_gib(facts.ram_free)} that are free; it is not VRAM",
+            "Raise that limit (Windows: the page file; Linux: `ulimit -v`, or overcommitting), or give a smaller "
+            "<ram_budget>",
+        )
     return Explanation("host memory full", f"RAM is full{at}: {size} needed{left}; it is not VRAM", _host_advice(facts))
 
 

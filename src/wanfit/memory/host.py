@@ -57,13 +57,15 @@ def group_limits(root: Path = CGROUP, proc: Path = PROC) -> list[GroupLimit]:
 
 
 def commit_room() -> int | None:
-    """Bytes that the system still promises to programs; None where it sets no such limit.
+    """Bytes that the system still promises to this program; None where it sets no such limit.
 
-    Windows: the commit limit (RAM and page file). Linux: only where overcommitting is switched off.
+    Windows: the commit limit (RAM and page file). Elsewhere: a limit of its address space (`ulimit -v`), and on Linux
+    what is left to all programs where overcommitting is switched off.
     """
     if sys.platform == "win32":
         return _windows_commit()
-    return _linux_commit(PROC)
+    rooms = [room for room in (_linux_commit(PROC), _address_room()) if room is not None]
+    return min(rooms, default=None)
 
 
 def swap_in_use() -> tuple[int, int] | None:
@@ -129,6 +131,15 @@ def _linux_commit(proc: Path) -> int | None:
         if name in ("CommitLimit", "Committed_AS"):
             values[name] = int(rest.split()[0]) * 1024
     return max(0, values["CommitLimit"] - values["Committed_AS"]) if len(values) == 2 else None
+
+
+def _address_room() -> int | None:
+    import resource  # not on Windows
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return max(0, limit - psutil.Process().memory_info().vms)
 
 
 def _windows_commit() -> int | None:

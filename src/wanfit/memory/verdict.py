@@ -58,7 +58,7 @@ def limits(stage: Demand, machine: Machine) -> list[tuple[str, int, int]]:
         vram = stage.vram_peak if machine.policy == "resident" else stage.vram_needed
         limits.insert(0, ("VRAM", vram, machine.vram))
     if machine.commit is not None:
-        limits.append(("memory that the system can promise (page file)", _must(stage.ram), machine.commit))
+        limits.append(("memory that the system can promise (page file, ulimit -v)", _must(stage.ram), machine.commit))
     return limits
 
 

@@ -224,7 +224,9 @@ def test_ram_runs_out_for_real_in_each_stage(tmp_path):
     assert ran.returncode == 0, ran.stderr[-2000:]
     said = [line.split("|") for line in ran.stdout.strip().splitlines() if "|" in line]
     assert [(code, where) for code, where, *_ in said] == [("run_failed", stage) for stage in stages]
-    assert all("RAM is full" in what and "it is not VRAM" in what for _, _, what, _ in said)
+    print("", *(f"{what}. {change}" for *_, what, change in said), sep="\n")
+    assert all("RAM is full for this program" in what and "it is not VRAM" in what for _, _, what, _ in said)
+    assert all("ulimit -v" in change for *_, change in said)
     assert ["steps are kept" in change for *_, change in said] == [False, False, True, True]
     assert not (tmp_path / "a.mp4").exists() and (tmp_path / "a.resume.safetensors").exists()
 
