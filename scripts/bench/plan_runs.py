@@ -27,8 +27,8 @@ from wanfit.pipeline.transformer import LeanTransformer
 from wanfit.quant import StoredWeight
 from wanfit.vae.config import diffusers_config
 from wanfit.vae.decode import decode
-from wanfit.vae.job import TilePlan
 from wanfit.vae.sinks import OrderedFrames
+from wanfit.vae.tile_plan import TilePlan
 
 GIB = 2**30
 SIZES = {"480p": (832, 480), "720p": (1280, 704), "1088p": (1920, 1088)}

@@ -10,7 +10,7 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import WanResample
 from torch import nn
 
 from wanfit.vae.config import diffusers_config
-from wanfit.vae.job import TilePlan
+from wanfit.vae.tile_plan import TilePlan
 
 VARIANTS = ("vae-2.1", "vae-2.2")
 Z = 4

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..blocks import ForwardSettings, Moment, moments
-from ..vae.job import TilePlan
 from ..vae.spool import HOST_BYTES
+from ..vae.tile_plan import TilePlan
 from .machine import Machine
 from .parts import TextPart, TransformerPart, VaePart
 

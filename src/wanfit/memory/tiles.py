@@ -9,8 +9,8 @@ import torch
 
 from ..errors import BudgetError
 from ..vae.adapters import describe
-from ..vae.job import TilePlan
 from ..vae.plan import plan_decode, plan_encode
+from ..vae.tile_plan import TilePlan
 from .demand import LIBRARIES, Demand, Video, latents_bytes, vae_demand, vae_weights, video_to_encode
 from .machine import Machine
 from .parts import Model

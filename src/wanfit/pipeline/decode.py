@@ -15,10 +15,10 @@ from ..memory.tiles import plan_pass, with_margin
 from ..vae.config import denormalize
 from ..vae.decode import decode
 from ..vae.encode import encode
-from ..vae.job import TilePlan
 from ..vae.passes import TileReport
 from ..vae.plan import plan_decode, plan_encode
 from ..vae.sinks import OrderedFrames
+from ..vae.tile_plan import TilePlan
 from .video import VideoWriter
 
 

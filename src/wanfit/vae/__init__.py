@@ -3,10 +3,10 @@
 from .config import VAE_VARIANTS, denormalize, diffusers_config, latent_statistics, normalize
 from .decode import decode
 from .encode import EncodedVideo, encode
-from .job import Memory, TilePlan
 from .passes import BeforeStep, Step, TileReport
 from .plan import plan_decode, plan_encode
 from .sinks import FrameSink, HostFrames, OrderedFrames, PixelFormat, Rect
+from .tile_plan import Memory, TilePlan
 
 __all__ = [
     "VAE_VARIANTS",

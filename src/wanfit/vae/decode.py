@@ -10,12 +10,12 @@ import torch
 from ..errors import TilingError
 from .adapters import describe
 from .download import Download
-from .job import TilePlan
 from .ops import WeightReader, module_weights
 from .passes import BeforeStep, Setup, TileReport, device_of, first_alone, run_tiles, run_whole
 from .runner import StageRunner, Workspace
 from .sinks import FrameSink, Rect
 from .spool import HOST_BYTES, Spool
+from .tile_plan import TilePlan
 from .windows import decoded_size, frames_between, whole_frame
 
 

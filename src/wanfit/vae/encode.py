@@ -10,11 +10,11 @@ import torch
 
 from ..errors import InputError
 from .adapters import describe
-from .job import TilePlan
 from .ops import WeightReader, module_weights
 from .passes import BeforeStep, Setup, TileReport, device_of, first_alone, run_tiles, run_whole
 from .runner import StageRunner, Workspace
 from .spool import HOST_BYTES, Spool
+from .tile_plan import TilePlan
 from .windows import Interval, frames_between, time_step, whole_frame
 
 

@@ -11,12 +11,12 @@ import torch
 
 from ..errors import BudgetError
 from ..memory.purge import drop_cached_blocks
-from .job import TilePlan
 from .layers import Stage, VaeModel, modules_of
 from .ops import WeightReader
 from .plan import tighter
 from .runner import Settings
 from .spool import Spool
+from .tile_plan import TilePlan
 from .windows import Interval
 
 _FEWEST_QUERIES = 256

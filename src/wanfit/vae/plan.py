@@ -12,10 +12,11 @@ import torch
 from ..errors import BudgetError, InputError, TilingError
 from .adapters import describe
 from .conv3d import trap_here
-from .job import TileJob, TilePlan
+from .job import TileJob
 from .layers import VaeModel
 from .search import TIME, TileSearch
 from .spool import HOST_BYTES
+from .tile_plan import TilePlan
 from .windows import Interval, time_step
 
 GIB = 1024**3

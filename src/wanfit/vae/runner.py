@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from .footprint import StageSizes, cache_elements, cache_shapes, combined_sizes, scratch_elements
+from .footprint import cache_elements, cache_shapes, scratch_elements
 from .layers import Attention, Conv, Downsample, Layer, Norm, Plain, Residual, Stage, Upsample
 from .ops import (
     WeightReader,
@@ -18,6 +18,7 @@ from .ops import (
     norm_into,
     repeated_channels,
 )
+from .stage_sizes import StageSizes, combined_sizes
 from .windows import AxisTile, Interval
 
 Box = list[torch.Tensor]

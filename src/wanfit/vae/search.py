@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from .job import AxisShape, TileJob, TilePlan
+from .job import AxisShape, TileJob
+from .tile_plan import TilePlan
 
 MAX_CUTS = 24
 """Tiles along one axis, at most, in a grid that the planner chooses."""

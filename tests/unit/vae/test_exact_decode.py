@@ -15,7 +15,7 @@ import torch
 from wan_vaes import GRIDS, VARIANTS, Z, cut_at_full_resolution, random_vae, untiled_decode
 
 from wanfit.vae import HostFrames, decode, plan_decode
-from wanfit.vae.job import TilePlan
+from wanfit.vae.tile_plan import TilePlan
 from wanfit.vae.windows import AxisWindow
 
 SHAPES = ((1, 5, 7), (2, 5, 3), (3, 3, 4), (4, 3, 3), (5, 3, 3))
