@@ -4,7 +4,8 @@
     python scripts/dev.py bench forced_oom --stage "decode and save"
 
 On a card PyTorch may take no more than it has at that moment (`set_per_process_memory_fraction`); on the CPU, Linux
-only, the process may map no more (`RLIMIT_AS`) than it has and `--room`.
+only, the process may map no more (`RLIMIT_AS`) than it has and `--room`; with MALLOC_MMAP_THRESHOLD_=65536 in the
+environment tensors come from the system there, not from heap that was freed before.
 """
 
 from __future__ import annotations
