@@ -66,7 +66,7 @@ def _draw_trace(axes: Any, record: MemoryRecord) -> None:
             fontsize=8,
             **_as_it_is(),
         )
-    axes.set(xlabel="seconds", ylabel="GiB", ylim=(0, 1.3 * axes.get_ylim()[1]), xlim=(0, None))
+    axes.set(xlabel="seconds", ylabel="GiB", ylim=(0, 1.45 * axes.get_ylim()[1]), xlim=(0, None))
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3, fontsize=8, frameon=False)
     axes.grid(alpha=0.3)
 
