@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from ..blocks import BlockPatches
+from ..errors import InputError
 from ..quant import StoredWeight
 from .layout import BlockLayout
 from .store import BlockStore
@@ -24,6 +25,10 @@ class PatchStore:
         keep: all of them stay on the device from their first use on; otherwise they are copied from the host with
             each block, beside the computation. On the CPU they are read in place.
 
+    Raises:
+        InputError: lora_invalid: at a block's first use, when its changes hold NaN or infinity. Attention on the CPU
+            makes zeros of NaN, so that it would not be seen in the result.
+
     Memory: device: `keep`: all of them, else the largest two blocks'. Host: `keep` or CPU: none of its own, else all
         of them, pinned.
     """
@@ -35,6 +40,7 @@ class PatchStore:
         self._places = {index: place for place, index in enumerate(sorted(patches))}
         self._kept: dict[int, dict[str, torch.Tensor]] | None = {} if keep and device.type != "cpu" else None
         self._store: BlockStore | None = None
+        self._finite: set[int] = set()
         if patches and not keep and device.type != "cpu":
             file = PatchFile([patches[index] for index in self._places], dtype)
             self._store = BlockStore(
@@ -47,7 +53,11 @@ class PatchStore:
         patches = self._patches.get(index)
         if patches is None:
             yield BlockPatches()
-        elif self._store is not None:
+            return
+        if index not in self._finite:
+            _require_finite(index, patches, self._dtype)
+            self._finite.add(index)
+        if self._store is not None:
             with self._store.onload(0, self._places[index]) as weights:
                 yield patches.placed(lambda name: weights[name].data)
         elif self._kept is not None:
@@ -117,6 +127,18 @@ class PatchFile:
 
     def forget(self, index: int) -> None:
         """Nothing is mapped."""
+
+
+def _require_finite(index: int, block: BlockPatches, dtype: torch.dtype) -> None:
+    for name, tensor, _ in block.tensors(dtype):
+        values = tensor if tensor.itemsize > 1 else tensor.float()  # PyTorch does not ask float8
+        if not bool(values.isfinite().all()):
+            raise InputError(
+                "lora_invalid",
+                "denoise",
+                f"A LoRA holds NaN or infinity for block {index} ({name})",
+                "Download it again, or run without it: compare its size and hash with where it came from",
+            )
 
 
 def _stored(

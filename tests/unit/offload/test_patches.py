@@ -9,6 +9,7 @@ import torch
 from block_patches import require_same, some_patches, strengths, with_other_strengths
 
 from wanfit.blocks import BlockPatches
+from wanfit.errors import InputError
 from wanfit.offload import BlockStore, PatchStore
 from wanfit.offload.patches import PatchFile
 
@@ -78,3 +79,20 @@ def test_other_strengths_of_the_same_tensors_are_taken_and_other_tensors_are_not
         assert not store.take_strengths(changed)
         with store.onload(1) as held:
             assert strengths(held) == strengths(doubled[1])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_nan_and_infinity_are_refused_by_block_and_name(value: float, dtype: torch.dtype):
+    """Attention on the CPU makes zeros of NaN: the result would not show it."""
+    if dtype == torch.float8_e4m3fn and value == torch.inf:
+        pytest.skip("float8_e4m3fn has no infinity")
+    patches = some_patches(dtype=dtype)
+    damaged = patches[3].low_rank["self_attn.q"][1].up
+    damaged[5, 2] = value
+    store = PatchStore(patches, torch.device("cpu"), torch.float32, keep=False)
+    with store.onload(1):
+        pass
+    with pytest.raises(InputError, match=r"block 3 .*self_attn\.q 1 up") as caught, store.onload(3):
+        pass
+    assert caught.value.code == "lora_invalid"
