@@ -7,6 +7,8 @@ from typing import Any
 
 from comfy_api.v0_0_2 import io
 
+from ._comfy.policy import MODES
+
 ATTENTION = ("auto", "sdpa", "cudnn", "flash", "efficient", "xformers", "sageattention", "comfy_kitchen")
 """The engine's names: this module is imported before torch may be."""
 NAMES = {
@@ -44,7 +46,7 @@ class WanFitOffloadPolicy(io.ComfyNode):
                 io.Model.Input("model_low", optional=True, tooltip="The low-noise MODEL; gets the same policy."),
                 io.Combo.Input(
                     "policy",
-                    options=["auto", "resident", "stream", "native"],
+                    options=list(MODES),
                     default="auto",
                     tooltip="auto: as many blocks stay in VRAM as fit and as help. resident: all of them, fastest, "
                     "needs room for the whole model. stream: none, smallest VRAM, slower where the PCIe bus is slow. "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import uuid
 from fractions import Fraction
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 import folder_paths
 from comfy_api.input_impl import VideoFromFile
 
-from ...src.wanfit.errors import InputError
 from ...src.wanfit.pipeline.video import Audio, VideoWriter
 from ...src.wanfit.vae.adapters import describe
 from ...src.wanfit.vae.sinks import OrderedFrames
 from ...src.wanfit.vae.windows import decoded_size
-from . import decode
+from . import checks, decode
 
 _GIB = 1024**3
 
@@ -37,9 +35,7 @@ def video(
     Memory: on the device the plan's; on the host at most 0.75 GiB and a few frames, whatever the length (features
     and frames of unfinished rows beyond that wait in a file).
     """
-    for name, value in (("fps", fps), ("vram_budget", vram_budget)):
-        if not math.isfinite(value):
-            raise InputError("number_invalid", "input", f"<{name}> is {value}", "Use a number")
+    checks.finite({"fps": fps, "vram_budget": vram_budget})
     with decode.latent_kept(samples, node_id):
         latents = decode.checked(samples, vae)
         plan = decode.fitting(vae, latents, int(vram_budget * _GIB))

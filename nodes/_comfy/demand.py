@@ -13,12 +13,12 @@ from ...src.wanfit.checkpoint import VARIANTS
 from ...src.wanfit.memory.demand import RING, Video, forward_causes
 from ...src.wanfit.memory.machine import Machine
 from ...src.wanfit.memory.parts import TransformerPart
+from ...src.wanfit.memory.plan import CHUNK_TOKENS
 from ...src.wanfit.memory.record import PlannedPeak
-from ...src.wanfit.offload.policy import passing_slots, resident_within
+from ...src.wanfit.offload.policy import beyond_ring, resident_within
 from .placement import Placement
 from .policy import Policy
 
-CHUNK_TOKENS = 4096
 _HEADROOM = 2**29
 """Device bytes left free beside weights and activations: allocator rounding, other small tensors."""
 
@@ -80,4 +80,4 @@ class Demand:
         least = self.with_slots(activations) + self.part.rest_bytes(dtype)
         stay = {"stream": 0, "resident": count}.get(policy.mode, resident_within(budget, slot, RING, count))
         kept = min(self.placement.ram_budget(policy), slot * sum(part.num_layers for part in self.placement.parts))
-        return PlannedPeak(least, least + (stay + passing_slots(stay, RING, count) - RING) * slot, kept)
+        return PlannedPeak(least, least + beyond_ring(stay, RING, count) * slot, kept)

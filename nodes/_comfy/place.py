@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import comfy.sd
 
 from ...src.wanfit.errors import InputError
+from . import checks
 from .no_model import NoModel
 from .patcher import EnginePatcher
 from .policy import MODES, Policy
@@ -24,13 +24,9 @@ def with_policy(
     Raises:
         InputError: part_unsupported for a MODEL that is not WanFit's; number_invalid for a budget below the floor.
     """
-    if mode not in MODES:  # ComfyUI 0.3.64 does not look
-        raise InputError("number_invalid", "input", f"<policy> is {mode!r}", f"Use one of: {', '.join(MODES)}")
-    for name, value in (("vram_budget", vram_gib), ("ram_budget", ram_gib)):
-        if not math.isfinite(value):
-            raise InputError(
-                "number_invalid", "input", f"<{name}> is {value} GiB", "Use a number, or 0 for what is free"
-            )
+    checks.one_of("policy", mode, MODES)
+    budgets = {"vram_budget": vram_gib, "ram_budget": ram_gib}
+    checks.finite(budgets, unit=" GiB", change="Use a number, or 0 for what is free")
     policy = Policy(mode, int(vram_gib * _GIB), int(ram_gib * _GIB), attention, fp8_matmul)
     low = NoModel("<model_low> of WanFitOffloadPolicy is not connected", "Connect it there, or use model")
     if model_low is not None:

@@ -9,17 +9,15 @@ from typing import Any
 import comfy.model_management
 from server import PromptServer
 
-from ...src.wanfit.errors import InputError
 from ...src.wanfit.memory.release import purge, take_snapshot
 from ...src.wanfit.offload import BlockStore
-from . import snapshot
+from . import checks, snapshot
 from .runtime import RUNTIMES
 
 
 def release(thing: Any, what: str) -> str:
     """Release `what`, and say what that changed. `thing` is what passes through the node."""
-    if what not in _ACTIONS:  # ComfyUI 0.3.64 does not look
-        raise InputError("number_invalid", "input", f"<release> is {what!r}", f"Use one of: {', '.join(_ACTIONS)}")
+    checks.one_of("release", what, _ACTIONS)
     device = comfy.model_management.get_torch_device()
     before, counters = snapshot.take(), take_snapshot(device)
     note = _ACTIONS[what](thing)

@@ -25,12 +25,13 @@ from ...src.wanfit.blocks import (
 from ...src.wanfit.checkpoint import Checkpoint
 from ...src.wanfit.memory.alarm import Alarm, Shortage
 from ...src.wanfit.memory.machine import Machine
+from ...src.wanfit.memory.plan import CHUNK_TOKENS
 from ...src.wanfit.offload import Ladder
 from ...src.wanfit.quant import StoredWeight
 from ...src.wanfit.quant.float8_matmul import float8_units
 from ...src.wanfit.quant.triton_support import triton_refusal
 from . import options
-from .demand import CHUNK_TOKENS, Demand
+from .demand import Demand
 from .patches import CurrentPatches
 from .placement import Placement
 from .policy import Policy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ import nodes as core
 
 from ...src.wanfit.checkpoint import VARIANTS, check_pair
 from ...src.wanfit.errors import InputError, WanFitError
-from . import purge
+from . import checks, purge
 from .patcher import EnginePatcher
 from .resume import Answers
 
@@ -101,11 +100,8 @@ def sample(
     Raises:
         InputError: number_invalid, pair_mismatch, part_missing. WanFitError: nan_in_latents.
     """
-    for name in ("cfg_high", "cfg_low", "shift", "boundary"):
-        value = getattr(settings, name)
-        if not math.isfinite(value):  # passes ComfyUI's check of the range
-            key = "boundary_ratio" if name == "boundary" else name
-            raise InputError("number_invalid", "input", f"<{key}> is {value}", "Use a number")
+    numbers = {name: getattr(settings, name) for name in ("cfg_high", "cfg_low", "shift")}
+    checks.finite(numbers | {"boundary_ratio": settings.boundary})
     if isinstance(model_high, EnginePatcher) and isinstance(model_low, EnginePatcher):
         check_pair(model_high.runtime.checkpoint.identity, model_low.runtime.checkpoint.identity)
     if settings.shift > 0:

@@ -23,21 +23,25 @@ GIB = 2**30
 SEQUENCE, TEXT = 512, 4096
 
 
+def used_vram() -> int:
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
 class Watch(threading.Thread):
-    """The most device memory that was in use, by whatever allocator, beyond what was before."""
+    """The most device memory that was in use, by whatever allocator, beyond what was `before` (default: is now)."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: int | None = None) -> None:
         super().__init__(daemon=True)
-        self.before = self._used()
+        self.before = used_vram() if before is None else before
         self.peak, self._ended = 0, threading.Event()
-
-    def _used(self) -> int:
-        free, total = torch.cuda.mem_get_info()
-        return total - free
 
     def run(self) -> None:
         while not self._ended.wait(0.01):
-            self.peak = max(self.peak, self._used() - self.before)
+            self.look()
+
+    def look(self) -> None:
+        self.peak = max(self.peak, used_vram() - self.before)
 
     def restart(self) -> None:
         """Forget what was seen so far; what was before stays the same."""

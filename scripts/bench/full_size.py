@@ -17,16 +17,9 @@ import sys
 import time
 from pathlib import Path
 
+from dit import only_free
 from full_size_files import TOKENS, write_expert, write_text_encoder, write_vae
 from PIL import Image
-
-HOLD = """
-import sys, torch
-free, total = torch.cuda.mem_get_info()
-keep = torch.empty(max(0, free - int(float(sys.argv[1]) * 2**30)), dtype=torch.uint8, device="cuda")
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 def write_models(folder: Path) -> None:
@@ -51,17 +44,10 @@ def run_on_card(options: argparse.Namespace, card: float) -> dict[str, object]:
         str(options.models / "report.json"),
         *options.more,
     ]
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(card)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        holder.stdout.readline()
+    with only_free(card):
         start = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
         seconds = time.perf_counter() - start
-    finally:
-        holder.stdin.close()
-        holder.wait()
     print(f"--- card {card} GiB, {options.size}x{options.frames}, {options.steps} steps: {seconds:.0f} s")
     print(done.stdout[-2500:])
     if done.returncode:

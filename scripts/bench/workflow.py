@@ -17,7 +17,6 @@ import json
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from typing import Any
 import full_size_files as files
 import torch
 from dit import GIB, MEASUREMENTS, only_free
+from dit_comfy import Watch, used_vram
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,39 +39,22 @@ Prompt = dict[str, dict[str, Any]]
 TEXT_ROWS = 256384
 
 
-class Watch(threading.Thread):
-    """The most device memory in use by all processes beyond what was before, and the most RAM of one of them.
-
-    RAM is what is the process's own or pinned; pages of files, which the system can take back, are not counted.
-    """
+class ServerWatch(Watch):
+    """And the most RAM of one process: its own and pinned, without pages of files, which the system can take back."""
 
     def __init__(self, pid: int, before: int) -> None:
-        super().__init__(daemon=True)
-        self._status, self._before = Path(f"/proc/{pid}/status"), before
-        self.vram = self.ram = 0
-        self._ended = threading.Event()
+        super().__init__(before)
+        self._status, self.ram = Path(f"/proc/{pid}/status"), 0
 
-    def run(self) -> None:
-        while not self._ended.wait(0.02):
-            self.vram = max(self.vram, used_vram() - self._before)
-            self.ram = max(self.ram, self._resident())
-
-    def _resident(self) -> int:
+    def look(self) -> None:
+        super().look()
         lines = dict(line.split(":", 1) for line in self._status.read_text().splitlines())
-        return sum(int(lines[name].split()[0]) for name in ("RssAnon", "RssShmem")) * 1024
-
-    def end(self) -> None:
-        self._ended.set()
-        self.join()
+        resident = sum(int(lines[name].split()[0]) for name in ("RssAnon", "RssShmem")) * 1024
+        self.ram = max(self.ram, resident)
 
 
 def workflow_path(name: str) -> Path:
     return ROOT / "workflows" / f"{name}.json"
-
-
-def used_vram() -> int:
-    free, total = torch.cuda.mem_get_info()
-    return total - free
 
 
 def write_files(workflow: dict[str, Any], models: Path) -> None:
@@ -203,7 +186,7 @@ def run_way(options: argparse.Namespace, name: str, way: str) -> Iterator[dict[s
         for run in range(1, options.runs + 1):
             for node in prompt.values():
                 node["inputs"] |= {key: run for key in ("seed", "noise_seed") if key in node["inputs"]}
-            watch = Watch(server.pid, before)
+            watch = ServerWatch(server.pid, before)
             watch.start()
             row: dict[str, Any] = {"workflow": name, "way": way, "run": run}
             begin = time.perf_counter()
@@ -213,8 +196,7 @@ def run_way(options: argparse.Namespace, name: str, way: str) -> Iterator[dict[s
             except (PromptFailed, TimeoutError) as error:
                 row["failure"] = str(error)[:400]
             row["seconds"] = time.perf_counter() - begin
-            watch.end()
-            yield row | {"vram": watch.vram / GIB, "ram": watch.ram / GIB}
+            yield row | {"vram": watch.end(), "ram": watch.ram / GIB}
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
@@ -12,6 +11,7 @@ from .explanation import Facts
 from .host import available_bytes, commit_room, in_wsl
 from .nvml import open_gpu
 from .record import MemoryRecord
+from .versions import installed_version
 
 
 def gather(device: torch.device, dtype: torch.dtype, record: MemoryRecord | None = None, *, stage: str = "") -> Facts:
@@ -50,12 +50,5 @@ def gather(device: torch.device, dtype: torch.dtype, record: MemoryRecord | None
         conv3d_trap=trap_here(device, dtype),
         others=others,
         wsl=in_wsl(),
-        aimdo=_version("comfy-aimdo"),
+        aimdo=installed_version("comfy-aimdo"),
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..offload.policy import blocks_to_hide, passing_slots, resident_within
+from ..offload.policy import beyond_ring, blocks_to_hide, resident_within
 from .demand import RING, Demand
 from .machine import Machine
 from .parts import Model
@@ -60,9 +60,9 @@ def resident_blocks(model: Model, machine: Machine, worst: Demand) -> tuple[int,
 
 
 def optional_bytes(resident: int, slot_bytes: int, model: Model) -> int:
-    """Device bytes that the blocks that stay take beyond a ring; where nearly all stay, less than a ring is left."""
+    """Device bytes that the blocks that stay take beyond a whole ring."""
     count = max(part.num_layers for part in model.transformers)
-    return (resident + passing_slots(resident, RING, count) - RING) * slot_bytes if resident else 0
+    return beyond_ring(resident, RING, count) * slot_bytes if resident else 0
 
 
 def cached_blocks(ram_budget: int, slot_bytes: int, blocks: int) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from .allocator import Finding
+from .versions import installed_version
 
 TORCH = "torch"
 PACKAGES = (TORCH, "triton", "triton-windows", "sageattention", "comfy-aimdo")
@@ -132,16 +133,16 @@ def check_versions(installed: Mapping[str, str], capability: tuple[int, int] | N
 
 def check_installed(capability: tuple[int, int] | None) -> list[Finding]:
     """`check_versions` of this Python, and packages that were compiled for another torch."""
-    installed = {name: found for name in PACKAGES if (found := _version(name))}
+    installed = {name: found for name in PACKAGES if (found := installed_version(name))}
     findings = check_versions(installed, capability)
     for name in BUILT_FOR_TORCH:
-        for line in (requires(name) or ()) if _version(name) else ():
+        for line in (requires(name) or ()) if installed_version(name) else ():
             if not fits_torch(line, installed.get(TORCH, "")):
                 findings.append(
                     Finding(
                         "versions",
                         "warning",
-                        f"{name} {_version(name)} was compiled for {line.partition(';')[0]}, and torch "
+                        f"{name} {installed_version(name)} was compiled for {line.partition(';')[0]}, and torch "
                         f"{installed.get(TORCH)} is installed: install the {name} of this torch "
                         "(yufu-wang/PromptHMR#4, yangjianxin1/Firefly#258)",
                     )
@@ -190,10 +191,3 @@ def _sage_for_another_torch(installed: Mapping[str, str]) -> str:
         "installed: black frames, or out of memory with VRAM free, are reported; install the wheel of this torch "
         "(kijai/ComfyUI-WanVideoWrapper#2014, GKartist75/wan2gp-desktop#64)"
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

@@ -34,9 +34,9 @@ def blocks_to_hide(count: int, copy_seconds: float, block_seconds: float) -> int
     return min(count, max(0, math.ceil(count - streamable)))
 
 
-def passing_slots(resident: int, ring: int, count: int) -> int:
-    """Buffers of the ring that are ever taken, when `resident` of `count` blocks stay."""
-    return min(ring, count - resident)
+def beyond_ring(resident: int, ring: int, count: int) -> int:
+    """Buffers besides a whole ring when `resident` of `count` blocks stay; when nearly all do, less of it is taken."""
+    return min(resident, count - ring)
 
 
 def resident_within(budget: int | None, slot_bytes: int, ring: int, count: int) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ..memory.plan import Plan
 from ..memory.purge import empty_device_cache
 from ..memory.record import MemoryRecord
 from ..memory.report import plan_line, planned_peaks
+from ..memory.versions import installed_version
 from ..quant.float8_matmul import float8_units
 from ..quant.triton_support import triton_refusal
 from .decode import decode_to
@@ -246,7 +247,8 @@ def _facts(
     return {
         "wanfit": __version__,
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES} | {"triton": _triton()},
+        "packages": {name: version(name) for name in PACKAGES}
+        | {"triton": installed_version("triton") or installed_version("triton-windows") or None},
         "files": {role: str(path) for role, path in paths.items() if path is not None},
         "transformers": [identity.to_json() for identity in identities],
         "settings": {name: getattr(settings, name) for name in names} | {"out": str(settings.out)},
@@ -255,14 +257,6 @@ def _facts(
         "dtype": str(placement.dtype).removeprefix("torch."),
         "policy": placement.policy,
     }
-
-
-def _triton() -> str | None:
-    """A peak is worth little without it: kernels that it compiled before can be of another version."""
-    for package in ("triton", "triton-windows"):
-        with suppress(PackageNotFoundError):
-            return version(package)
-    return None
 
 
 def _kernels(identity: Identity, placement: Placement, plan: Plan) -> dict[str, object]:

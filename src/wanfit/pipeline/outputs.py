@@ -38,12 +38,17 @@ def check_output(name: str, path: Path, suffix: str) -> None:
         )
 
 
+def unfinished(path: Path) -> Path:
+    """Where a file is written until it is whole: beside its place, hidden, not another process's."""
+    return path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+
+
 @contextmanager
 def whole_file(path: Path) -> Generator[Path]:
     """Gives the path of a temporary file beside `path`, which takes its place at the end; after an error it is gone."""
-    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+    temporary = unfinished(path)
     try:
-        yield unfinished
-        unfinished.replace(path)
+        yield temporary
+        temporary.replace(path)
     finally:
-        unfinished.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

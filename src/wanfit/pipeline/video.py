@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 
 from ..errors import InputError, OutputError
-from .outputs import check_output
+from .outputs import check_output, unfinished
 
 CODEC = "libx264"
 # With x264's macroblock tree small noisy frames gave two or three files from one input; without it always the same.
@@ -76,7 +75,7 @@ class VideoWriter:
         self.fps, self.audio = Fraction(fps), audio
         self.frames_written = 0
         self._samples_written = 0
-        self._temporary = path.with_name(f".{path.stem}.{os.getpid()}.part.mp4")
+        self._temporary = unfinished(path)
 
     def __enter__(self) -> VideoWriter:
         check_output("out", self.path, ".mp4")
