@@ -45,9 +45,17 @@ def main() -> None:
         show(f"down, {columns} x {width}", lambda d=data, s=scale, w=down: Float8Rows(d, s).times(w, DTYPE))
     for columns in (DIM, FFN):
         product, term = draw(1, rows, columns), LowRankTerm(draw(rows, rank), draw(columns, rank))
-        show(f"up in place (addmm_), {columns}", lambda p=product, t=term: Product(p, low_rank=t).summed())
+        show(f"up in place (addmm_), {columns}", lambda p=product, t=term: Product(p, low_rank=t).value())
+        show(f"up by itself, {columns}", lambda p=product, t=term: Product(p, low_rank=t).low_rank_value())
+    row_scale = torch.rand(1, rows, device=DEVICE)
+    for name, given in (("without", None), ("with", term)):
+        wide = Product(product, row_scale, draw(FFN), given)
+        show(f"GELU into float8, {FFN}, {name} a LoRA", lambda w=wide: parts.gelu(w, quantize=True))
     product, term = draw(1, rows, DIM), LowRankTerm(draw(rows, rank), draw(DIM, rank))
-    row_scale, bias = torch.rand(1, rows, device=DEVICE), draw(DIM)
+    bias, out = draw(DIM), draw(1, rows, DIM)
+    for name, given in (("without", None), ("with", term)):
+        norm = Product(product, row_scale, bias, given)
+        show(f"norm, {DIM}, {name} a LoRA", lambda n=norm: parts.rms_norm_rotate(n, bias, 1e-6, None, 40, out))
     gate, residual = draw(1, 1, DIM, dtype=torch.float32), draw(1, rows, DIM, dtype=torch.float16)
     for name, low_rank in (("without", None), ("with", term)):
         given = Product(product, row_scale, bias, low_rank)

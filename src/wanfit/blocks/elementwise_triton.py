@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 import triton
 
@@ -77,21 +75,25 @@ class TritonElementwise:
             PLAIN.rms_norm_rotate(product, weight, eps, rotary, num_heads, out)
             return
         x, row_scale, bias, flags = _parts(product)
+        low_rank = product.low_rank_value()
         cos, sin = rotary or (x, x)
         with torch.cuda.device_of(x):
             kernels.rms_rotate[(batch * length,)](
-                x, row_scale, bias, weight, cos.contiguous(), sin.contiguous(), out, length, *out.stride()[:2], dim,
-                eps, ROTATE=rotary is not None, HEAD=size, **flags, **_block(dim),
+                x, _or(low_rank, x), row_scale, bias, weight, cos.contiguous(), sin.contiguous(), out, length,
+                *out.stride()[:2], dim, eps, ROTATE=rotary is not None, HEAD=size, LOW_RANK=low_rank is not None,
+                **flags, **_block(dim),
             )  # fmt: skip
 
     def gelu(self, product: Product, *, quantize: bool) -> torch.Tensor | Float8Rows:
         x, row_scale, bias, flags = _parts(product)
+        low_rank = product.low_rank_value()
         dim = x.shape[-1]
         out, out_scale = _empty(x, x.dtype, True) if quantize else (x, x)
         with torch.cuda.device_of(x):
             kernels.gelu[(x.numel() // dim,)](
-                x, row_scale, bias, out, out_scale, dim, QUANTIZE=quantize, **flags, **_block(dim)
-            )
+                x, _or(low_rank, x), row_scale, bias, out, out_scale, dim, QUANTIZE=quantize,
+                LOW_RANK=low_rank is not None, **flags, **_block(dim),
+            )  # fmt: skip
         return Float8Rows(out, out_scale) if quantize else out
 
     def store(self, product: Product, out: torch.Tensor) -> None:
@@ -139,7 +141,7 @@ class TritonElementwise:
         steps = (0, 0) if gate is None else _steps(gate)
         with torch.cuda.device_of(x):
             kernels.add[(batch * length,)](
-                x, row_scale, bias, x if gate is None else gate, out, length, *out.stride()[:2], *steps, dim,
+                x, row_scale, bias, _or(gate, x), out, length, *out.stride()[:2], *steps, dim,
                 GATED=gate is not None, ADD=add, **flags, **_block(dim),
             )  # fmt: skip
 
@@ -147,20 +149,23 @@ class TritonElementwise:
         self, product: Product, low_rank: LowRankTerm, gate: torch.Tensor | None, out: torch.Tensor, *, add: bool
     ) -> None:
         batch, length, dim = out.shape
-        x, row_scale, bias, flags = _parts(dataclasses.replace(product, low_rank=None))
+        x, row_scale, bias, flags = _parts(product)
         inner, up = low_rank.inner, low_rank.up
         steps = (0, 0) if gate is None else _steps(gate)
         with torch.cuda.device_of(x):
             add_low_rank[(triton.cdiv(dim, _TILE[1]), triton.cdiv(batch * length, _TILE[0]))](
-                x, inner, up, row_scale, bias, x if gate is None else gate, out, batch * length, length, up.shape[1],
+                x, inner, up, row_scale, bias, _or(gate, x), out, batch * length, length, up.shape[1],
                 inner.stride(0), *out.stride()[:2], *steps, dim, GATED=gate is not None, ONE_GATE=steps == (0, 0),
                 ADD=add, STEP=64, ROWS=_TILE[0], COLUMNS=_TILE[1], **flags, num_warps=4,
             )  # fmt: skip
 
 
 def _parts(product: Product) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, bool]]:
-    """Data with its LoRAs, row scales and bias; where one is missing the data stands in, and its flag is off."""
-    data = product.summed().data
-    row_scale = data if product.row_scale is None else product.row_scale
-    bias = data if product.bias is None else product.bias
-    return data, row_scale, bias, {"SCALED": product.row_scale is not None, "BIASED": product.bias is not None}
+    """Data, row scales and bias; where one is missing the data stands in, and its flag is off."""
+    data, row_scale, bias = product.data, product.row_scale, product.bias
+    return data, _or(row_scale, data), _or(bias, data), {"SCALED": row_scale is not None, "BIASED": bias is not None}
+
+
+def _or(given: torch.Tensor | None, stand_in: torch.Tensor) -> torch.Tensor:
+    """A kernel takes a pointer whether or not it reads it."""
+    return stand_in if given is None else given
