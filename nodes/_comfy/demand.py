@@ -38,13 +38,14 @@ class Demand:
         """Latent shape (B, C, T, H, W) of the smallest video."""
         return (1, self.part.in_channels, 1, 2, 2)
 
-    def forward(self, input_shape: Sequence[int], machine: Machine) -> int:
-        """One forward of a latent of that shape, without LoRAs and weights as stored."""
+    def forward(self, input_shape: Sequence[int], machine: Machine, *, loras: bool = False) -> int:
+        """One forward of a latent of that shape, with or without LoRAs; their own bytes and weights as stored not."""
         batch, _, frames, height, width = input_shape
         multiple = VARIANTS[self.part.variant].size_multiple
         size = (-(-side // 2) * multiple for side in (width, height))
         video = Video(*size, 4 * frames - 3, image=False, size_multiple=multiple, batch=batch)
-        return sum(forward_causes(self.part, video, machine, ForwardSettings(CHUNK_TOKENS)).values())
+        settings = ForwardSettings(CHUNK_TOKENS)
+        return sum(forward_causes(self.part, video, machine, settings, loras=loras).values())
 
     def with_slots(self, activations: int) -> int:
         """Together with the slots that blocks pass through."""

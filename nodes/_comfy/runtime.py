@@ -183,7 +183,7 @@ class EngineRuntime:
     def _activations(self, input_shape: Sequence[int], device: torch.device) -> int:
         """One forward as the engine plans it, and LoRAs; weights as stored not counted."""
         loras = self._patches.nbytes(self._clone(), keep=self._keeps_patches())
-        return self._demand.forward(input_shape, self.machine(device)) + loras
+        return self._demand.forward(input_shape, self.machine(device), loras=loras > 0) + loras
 
     def _make_room(self, shortage: Shortage) -> None:
         """Models that ComfyUI has left on the device go before anything of this one."""

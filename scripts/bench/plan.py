@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from lora import random_lora
 from plan_edges import EDGES, edge
 from plan_runs import (
     GIB,
@@ -55,6 +56,8 @@ class Forward:
     packed: bool = False
     blocks: int = 3
     batch: int = 1
+    rank: int = 0
+    """Of a LoRA on all linears."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ FORWARDS = [
     *(Forward("i2v-a14b:fp8", "480p", 81, policy, blocks=8) for policy in ("resident", "auto")),
     Forward("t2v-a14b:bf16", "480p", 5, "auto", blocks=6),
     Forward("t2v-a14b:fp8", "480p", 33, batch=2),
+    *(Forward("t2v-a14b:fp8", "480p", n, rank=64) for n in (5, 81)),
     *(Forward("t2v-a14b:bf16", size, n) for size, n in (("480p", 33), ("720p", 81))),
     *(Forward("i2v-a14b:q8_0", size, n) for size, n in (("480p", 81), ("720p", 33), ("720p", 121))),
     *(Forward("i2v-a14b:q4_k_m", size, n) for size, n in (("480p", 33), ("720p", 81), ("1088p", 33))),
@@ -97,13 +101,16 @@ def forward_row(case: Forward, machine: Machine, block: Block, *, listed: bool) 
     model = Model((part,), text_preset(), vae_preset("vae-2.2" if part.in_channels == 48 else "vae-2.1"))
     multiple = model.variant.size_multiple
     width, height = (side // multiple * multiple for side in SIZES[case.size])
-    options = Options(image=False, batch=case.batch, packed_attention=case.packed)
+    loras = random_lora(case.rank, case.blocks) if case.rank else {}
+    sizes = [patches.nbytes(torch.bfloat16) for patches in loras.values()]
+    both = sum(sizes), max(sizes, default=0)
+    options = Options(image=False, batch=case.batch, packed_attention=case.packed, loras=both)
     machine = dataclasses.replace(machine, policy=case.policy)
     plan = make_plan(model, machine, width, height, case.frames, options)
     row: Row = {}
     measured = None
     if not listed:
-        run = partial(run_forward, part, block, plan, passes=6 if case.policy == "auto" else 1)
+        run = partial(run_forward, part, block, plan, passes=6 if case.policy == "auto" else 1, loras=loras)
         reports = []
         measured = peak(lambda: reports.append(run()))
         report = reports[0]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from accelerate import init_empty_weights
 from diffusers import AutoencoderKLWan
 from dit_weights import RepeatedFile
 
-from wanfit.blocks import ForwardSettings
+from wanfit.blocks import BlockPatches, ForwardSettings
 from wanfit.checkpoint.structure import transformer_tensors
 from wanfit.errors import WanFitError
 from wanfit.memory.demand import LIBRARIES, Video
@@ -20,7 +21,7 @@ from wanfit.memory.parts import Model, TransformerPart
 from wanfit.memory.plan import Plan
 from wanfit.memory.presets import _BLOCKS, _SHAPES, _formats, transformer_preset
 from wanfit.memory.tiles import decode_shape
-from wanfit.offload import BlockStore, Ladder
+from wanfit.offload import BlockStore, Ladder, PatchStore
 from wanfit.offload.layout import BlockLayout
 from wanfit.offload.store import OffloadReport
 from wanfit.pipeline.transformer import LeanTransformer
@@ -81,7 +82,13 @@ def predicted_forward(part: TransformerPart, plan: Plan) -> int:
 
 
 @torch.inference_mode()
-def run_forward(part: TransformerPart, block: Block, plan: Plan, passes: int = 1) -> OffloadReport:
+def run_forward(
+    part: TransformerPart,
+    block: Block,
+    plan: Plan,
+    passes: int = 1,
+    loras: Mapping[int, BlockPatches] | None = None,
+) -> OffloadReport:
     """Forwards of the transformer as the plan says; more than one for a policy that measures.
 
     Returns: the store's report at the end, with the speeds by which it decided before the last forward.
@@ -89,9 +96,14 @@ def run_forward(part: TransformerPart, block: Block, plan: Plan, passes: int = 1
     device = torch.device("cuda", 0)
     video, machine = plan.video, plan.machine
     file = RepeatedFile(block, part.num_layers)
-    with BlockStore(
-        [file], device, policy=machine.policy, vram_budget=plan.weights_budget, ram_budget=64 * GIB
-    ) as store:
+    dtype = torch.bfloat16
+    patches = PatchStore(loras, device, dtype, keep=plan.keep_loras) if loras else None
+    with (
+        BlockStore(
+            [file], device, policy=machine.policy, vram_budget=plan.weights_budget, ram_budget=64 * GIB
+        ) as store,
+        nullcontext() if patches is None else closing(patches),
+    ):
         with init_empty_weights():
             model = LeanTransformer(
                 num_attention_heads=part.num_heads, attention_head_dim=128, in_channels=part.in_channels,
@@ -99,12 +111,14 @@ def run_forward(part: TransformerPart, block: Block, plan: Plan, passes: int = 1
             )  # fmt: skip
         ladder = Ladder(ForwardSettings(plan.chunk_tokens, packed_attention=plan.packed_attention), store)
         model.attach(store.source(), part.shape, ladder)
+        for each in model.blocks:
+            each.patches = patches
         rope = model.rope.to(device)
         state = {
             name: torch.zeros(
                 parameter.shape,
                 device=device,
-                dtype=torch.float32 if "time_embedder" in name or "scale_shift" in name else torch.bfloat16,
+                dtype=torch.float32 if "time_embedder" in name or "scale_shift" in name else dtype,
             )
             for name, parameter in model.named_parameters()
             if not name.startswith("blocks.")
@@ -115,8 +129,8 @@ def run_forward(part: TransformerPart, block: Block, plan: Plan, passes: int = 1
         model.eval().requires_grad_(False)
         batch = video.batch
         steps = (batch, video.tokens) if part.in_channels == 48 else (batch,)
-        latents = torch.zeros(latent_shape(part, video), device=device, dtype=torch.bfloat16)
-        text = torch.zeros(batch, 512, 4096, device=device, dtype=torch.bfloat16)
+        latents = torch.zeros(latent_shape(part, video), device=device, dtype=dtype)
+        text = torch.zeros(batch, 512, 4096, device=device, dtype=dtype)
         speed = None
         for _ in range(passes):
             torch.cuda.synchronize()  # what the store has measured is then what it decides by

@@ -12,6 +12,9 @@ _WORK = 16
 _FUSED_WORK = 4.2
 """The same with the fused kernels on a card: normed input, and its projection or rounding to float8."""
 
+_LOW_RANK_WORK = 1
+"""More than that when a LoRA's product lies beside the linear's: its input is in float8 then."""
+
 _ATTENTION = 3.3
 """An attention call in units of its result: the result, and what CPU kernels pack of keys and values."""
 
@@ -58,6 +61,7 @@ def moments(
     context_tokens: int = TEXT_TOKENS,
     cuda: bool = False,
     fused: bool = False,
+    low_rank: bool = False,
 ) -> tuple[Moment, ...]:
     """Of one `block_forward`: q, k and v are made; attention over them; cross-attention; feed-forward.
 
@@ -65,7 +69,8 @@ def moments(
 
     Args:
         itemsize: bytes of an element of hidden_states: 2 or 4.
-        cuda: attention runs on a card. fused: so do the fused element-wise kernels.
+        cuda: attention runs on a card. fused: so do the fused element-wise kernels. low_rank: with those, LoRAs beside
+            float8 products.
     """
     stream = batch * tokens * shape.dim * itemsize
     chunk_tokens = min(settings.chunk_tokens, tokens)
@@ -75,6 +80,9 @@ def moments(
     keys_values = 2 * batch * context_tokens * shape.dim * itemsize
     context_work = chunk_bytes(shape, batch=batch, tokens=context_tokens, fused=fused)
     inner = batch * chunk_tokens * (shape.dim + shape.ffn_dim) * itemsize
+    if low_rank:  # ffn.0's product and its LoRA's, and GELU of both in float8
+        chunk += _LOW_RANK_WORK * batch * chunk_tokens * shape.dim
+        inner = batch * chunk_tokens * shape.ffn_dim * (2 * itemsize + 1)
     heads = 3 * stream
     if settings.packed_attention:
         # int8 and one float32 scale a head; an attention call has its q, k and v in the compute dtype besides

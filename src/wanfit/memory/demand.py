@@ -36,6 +36,7 @@ _DEQUANTISE: Mapping[str, float] = {
 _OTHER = 1.6
 """Bytes an element beyond the result, while one matrix is dequantised (tests/unit/quant/test_cost.py)."""
 
+_FLOAT8 = frozenset({"f8_e4m3", "f8_e5m2"})
 _NO_COPY = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
@@ -118,8 +119,10 @@ def text_demand(part: TextPart, video: Video, machine: Machine) -> Demand:
     return Demand("text", {}, work, part.nbytes)
 
 
-def forward_causes(part: TransformerPart, video: Video, machine: Machine, settings: ForwardSettings) -> dict[str, int]:
-    """One forward of the transformer, blocks' weights not counted."""
+def forward_causes(
+    part: TransformerPart, video: Video, machine: Machine, settings: ForwardSettings, *, loras: bool = False
+) -> dict[str, int]:
+    """One forward of the transformer, with or without LoRAs; their own bytes and blocks' weights not counted."""
     item = machine.dtype.itemsize
     context = TEXT_TOKENS + (257 if part.image_dim else 0)
     every = moments(
@@ -131,6 +134,7 @@ def forward_causes(part: TransformerPart, video: Video, machine: Machine, settin
         context_tokens=context,
         cuda=machine.device == "cuda",
         fused=machine.fused,
+        low_rank=loras and machine.fused and machine.float8 and not part.formats.isdisjoint(_FLOAT8),
     )
     copies = {moment: weight_copies(part, machine, moment) for moment in every}
     worst = max(every, key=lambda moment: moment.activations + copies[moment])
@@ -157,7 +161,7 @@ def weight_copies(part: TransformerPart, machine: Machine, moment: Moment) -> in
     """Matrices of the running block in compute precision."""
     same = {key for key, name in _NO_COPY.items() if name == str(machine.dtype).removeprefix("torch.")}
     if machine.float8:
-        same |= {"f8_e4m3", "f8_e5m2"}
+        same |= _FLOAT8
     formats = part.formats - same
     if not formats:
         return 0
@@ -167,11 +171,18 @@ def weight_copies(part: TransformerPart, machine: Machine, moment: Moment) -> in
 
 
 def denoise_demand(
-    name: str, part: TransformerPart, slot_bytes: int, video: Video, machine: Machine, settings: ForwardSettings
+    name: str,
+    part: TransformerPart,
+    slot_bytes: int,
+    video: Video,
+    machine: Machine,
+    settings: ForwardSettings,
+    *,
+    loras: bool = False,
 ) -> Demand:
     """All steps of one expert. On the CPU everything is RAM and the blocks are read in place."""
     causes = {"weights outside the blocks": part.rest_bytes(machine.dtype)}
-    causes |= forward_causes(part, video, machine, settings)
+    causes |= forward_causes(part, video, machine, settings, loras=loras)
     if machine.device == "cpu":
         return Demand(name, {}, causes, part.nbytes)
     slots = {"passing blocks": RING * slot_bytes}

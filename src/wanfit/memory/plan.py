@@ -232,7 +232,7 @@ def _denoise(model: Model, video: Video, machine: Machine, options: Options, mos
     while True:
         settings = ForwardSettings(chunk, packed_attention=options.packed_attention)
         demands = [
-            denoise_demand(name, part, model.slot_bytes, video, machine, settings)
+            denoise_demand(name, part, model.slot_bytes, video, machine, settings, loras=bool(options.loras[0]))
             for name, part in zip(names, model.transformers, strict=True)
         ]
         needed = max(d.vram_needed if machine.device == "cuda" else d.ram_needed for d in demands)
