@@ -30,7 +30,13 @@ def _vector(source, column, inside):
 
 
 @triton.jit
-def _finish(value, row_scale, bias, row, column, dim, SCALED: tl.constexpr, BIASED: tl.constexpr):
+def _product(
+    x, low_rank, row_scale, bias, row, column, dim,
+    LOW_RANK: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    value = _vector(x + row * dim, column, column < dim)
+    if LOW_RANK:
+        value = value + _vector(low_rank + row * dim, column, column < dim)
     if SCALED:
         value = value * tl.load(row_scale + row)
     if BIASED:
@@ -58,14 +64,15 @@ def norm(
 
 @triton.jit(do_not_specialize=_LENGTH)
 def rms_rotate(
-    x, row_scale, bias, weight, cos, sin, out, length, out_batch, out_row, dim, eps,
-    SCALED: tl.constexpr, BIASED: tl.constexpr, ROTATE: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr,
+    x, low_rank, row_scale, bias, weight, cos, sin, out, length, out_batch, out_row, dim, eps,
+    LOW_RANK: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, ROTATE: tl.constexpr, HEAD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     batch, token = row // length, row % length
     column = tl.arange(0, BLOCK)
     inside = column < dim
-    value = _finish(_vector(x + row * dim, column, inside), row_scale, bias, row, column, dim, SCALED, BIASED)
+    value = _product(x, low_rank, row_scale, bias, row, column, dim, LOW_RANK, SCALED, BIASED)
     value = value * tl.rsqrt(tl.sum(value * value, axis=0) / dim + eps) * _vector(weight, column, inside)
     if ROTATE:
         real, imaginary = tl.split(tl.reshape(value, (BLOCK // HEAD, HEAD // 2, 2)))
@@ -83,14 +90,10 @@ def gelu(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    inside = column < dim
-    value = _vector(x + row * dim, column, inside)
-    if LOW_RANK:
-        value = value + _vector(low_rank + row * dim, column, inside)
-    value = _finish(value, row_scale, bias, row, column, dim, SCALED, BIASED)
+    value = _product(x, low_rank, row_scale, bias, row, column, dim, LOW_RANK, SCALED, BIASED)
     # 0.5 (1 + tanh(u)) is sigmoid(2 u)
     value = value * tl.sigmoid(1.5957691216057308 * (value + 0.044715 * value * value * value))
-    _store_row(value, out + row * dim, out_scale, row, column, inside, QUANTIZE)
+    _store_row(value, out + row * dim, out_scale, row, column, column < dim, QUANTIZE)
 
 
 @triton.jit(do_not_specialize=_LENGTH)
@@ -102,7 +105,7 @@ def add(
     batch, token = row // length, row % length
     column = tl.arange(0, BLOCK)
     inside = column < dim
-    value = _finish(_vector(x + row * dim, column, inside), row_scale, bias, row, column, dim, SCALED, BIASED)
+    value = _product(x, x, row_scale, bias, row, column, dim, False, SCALED, BIASED)
     target = out + batch * out_batch + token * out_row + column
     if GATED:
         value = value * _vector(gate + batch * gate_batch + token * gate_row, column, inside)

@@ -75,17 +75,18 @@ class TritonElementwise:
             PLAIN.rms_norm_rotate(product, weight, eps, rotary, num_heads, out)
             return
         x, row_scale, bias, flags = _parts(product)
-        product.add_low_rank()
+        low_rank = product.low_rank_value()
         cos, sin = rotary or (x, x)
         with torch.cuda.device_of(x):
             kernels.rms_rotate[(batch * length,)](
-                x, row_scale, bias, weight, cos.contiguous(), sin.contiguous(), out, length, *out.stride()[:2], dim,
-                eps, ROTATE=rotary is not None, HEAD=size, **flags, **_block(dim),
+                x, _or(low_rank, x), row_scale, bias, weight, cos.contiguous(), sin.contiguous(), out, length,
+                *out.stride()[:2], dim, eps, ROTATE=rotary is not None, HEAD=size, LOW_RANK=low_rank is not None,
+                **flags, **_block(dim),
             )  # fmt: skip
 
     def gelu(self, product: Product, *, quantize: bool) -> torch.Tensor | Float8Rows:
         x, row_scale, bias, flags = _parts(product)
-        low_rank = product.low_rank_value()  # faster than a sum into data, which is read and written once more
+        low_rank = product.low_rank_value()
         dim = x.shape[-1]
         out, out_scale = _empty(x, x.dtype, True) if quantize else (x, x)
         with torch.cuda.device_of(x):
