@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..blocks import ForwardSettings, Moment, moments
-from ..vae.spool import HOST_BYTES
+from ..vae.spool import HOST_BYTES, waiting_bytes
 from ..vae.tile_plan import TilePlan
 from .machine import Machine
 from .parts import TextPart, TransformerPart, VaePart
@@ -15,11 +15,11 @@ from .parts import TextPart, TransformerPart, VaePart
 RING = 2
 """Device slots, and host buffers, for passing blocks."""
 
-SLAB = 64 * 2**20
-"""What the VAE's spools take of host memory at a time."""
-
 VIDEO = "video to encode"
 """A cause: the frames that the VAE is given."""
+
+SAVING = ("frames waiting", "video encoder")
+"""Causes: beside a decode."""
 
 FLOAT = 4
 TEXT_TOKENS = 512
@@ -67,10 +67,6 @@ class Video:
     def tokens(self) -> int:
         """Of one video in a forward."""
         return self.latent_frames * (self.width // self.size_multiple) * (self.height // self.size_multiple)
-
-    @property
-    def pixels(self) -> int:
-        return self.num_frames * self.width * self.height
 
 
 @dataclass(frozen=True)
@@ -213,7 +209,7 @@ def vae_demand(name: str, plan: TilePlan, part: VaePart, video: Video, machine: 
         "activations": memory.activations,
         "convolution workspace": memory.workspace,
     }
-    features = {"features between the passes": _waiting(plan.feature_bytes, HOST_BYTES)}
+    features = {"features between the passes": waiting_bytes(plan.feature_bytes, HOST_BYTES)}
     if plan.direction == "encode":
         single = plan.shape[2] == 1
         passing = sum(work.values()) - work["VAE"]
@@ -221,7 +217,7 @@ def vae_demand(name: str, plan: TilePlan, part: VaePart, video: Video, machine: 
         work |= {"the video in float32 before that": max(0, _conversion(video, machine, single=single) - passing)}
     else:
         work |= {"latents": latents_bytes(plan.shape)}
-        features |= saving_causes(video, plan.tiles)
+        features |= saving_causes(video.width, video.height, video.num_frames, plan.tiles)
     work = {cause: nbytes for cause, nbytes in work.items() if nbytes}
     if machine.device == "cpu":
         return Demand(name, {}, work | features, part.nbytes)
@@ -233,16 +229,11 @@ def latents_bytes(shape: Sequence[int]) -> int:
     return 3 * FLOAT * math.prod(shape)
 
 
-def saving_causes(video: Video, tiles: int) -> dict[str, int]:
+def saving_causes(width: int, height: int, num_frames: int, tiles: int) -> dict[str, int]:
     """Frames that wait for their other tiles, and what x264 keeps to look ahead (64 pictures in YUV 4:2:0)."""
-    waiting = _waiting(3 * video.pixels, HOST_BYTES // 2) if tiles > 1 else 0
-    picture = video.width * video.height
-    return {"frames waiting": waiting + 3 * picture, "video encoder": 64 * picture * 3 // 2}
-
-
-def _waiting(nbytes: int, limit: int) -> int:
-    """Of a `Spool`: whole slabs, up to its limit."""
-    return min(-(-nbytes // SLAB) * SLAB, limit)
+    picture = width * height
+    waiting = waiting_bytes(3 * num_frames * picture, HOST_BYTES // 2) if tiles > 1 else 0
+    return dict(zip(SAVING, (waiting + 3 * picture, 64 * picture * 3 // 2), strict=True))
 
 
 def video_to_encode(video: Video, machine: Machine, *, single: bool) -> int:

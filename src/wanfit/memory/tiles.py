@@ -11,7 +11,7 @@ from ..errors import BudgetError
 from ..vae.adapters import describe
 from ..vae.plan import plan_decode, plan_encode
 from ..vae.tile_plan import TilePlan
-from .demand import LIBRARIES, Demand, Video, latents_bytes, vae_demand, vae_weights, video_to_encode
+from .demand import LIBRARIES, Demand, Video, latents_bytes, saving_causes, vae_demand, vae_weights, video_to_encode
 from .machine import Machine
 from .parts import Model
 from .verdict import room_of, within
@@ -44,7 +44,30 @@ def tile_plan(
         held += LIBRARIES
     plan = plan_encode if direction == "encode" else plan_decode
     others = vae_weights(model.vae, machine) - vae.elements(direction) * dtype.itemsize
-    return plan(vae, shape, dtype=dtype, device=device, budget_bytes=room - held - others, or_least=or_least)
+
+    def within(room: int) -> TilePlan:
+        return plan(vae, shape, dtype=dtype, device=device, budget_bytes=room, or_least=or_least)
+
+    left = room - held - others
+    if device == "cpu" and direction == "decode":
+        return beside_saving(within, video.width, video.height, video.num_frames)(left)
+    return within(left)
+
+
+def beside_saving(
+    plan: Callable[[int], TilePlan], width: int, height: int, num_frames: int
+) -> Callable[[int], TilePlan]:
+    """`plan` of a decode on the CPU, within what saving the frames leaves of the room: more for the whole frame than
+    for tiles, whose frames wait for each other."""
+
+    def within(room: int) -> TilePlan:
+        def left(tiles: int) -> int:
+            return room - sum(saving_causes(width, height, num_frames, tiles).values())
+
+        found = plan(left(1))
+        return found if found.tiles == 1 else plan(left(found.tiles))
+
+    return within
 
 
 def plan_pass(

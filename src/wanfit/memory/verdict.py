@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ..errors import BudgetError
-from .demand import VIDEO, Demand
+from .demand import SAVING, VIDEO, Demand
 from .machine import GIB, Machine
 
 TIGHT = 0.95
@@ -42,7 +42,7 @@ def verdict(
 
 def _tiles_too_large(error: BudgetError, stage: Demand, machine: Machine) -> str:
     """The VAE's own words, without its budget: what lies beside the pass is no news to it."""
-    beside = sum(n for cause, n in {**stage.vram, **stage.ram}.items() if cause == VIDEO)
+    beside = sum(n for cause, n in (stage.vram or stage.ram).items() if cause in (VIDEO, *SAVING))
     others = f" beside {beside / GIB:.2f} GiB of frames" if beside else ""
     kind = "VRAM" if machine.device == "cuda" else "RAM"
     return (

@@ -19,6 +19,7 @@ from .footprint import (
     turned_elements,
 )
 from .layers import Stage, VaeModel
+from .spool import HOST_BYTES, waiting_bytes
 from .stage_sizes import StageSizes, axis_sizes, combined_sizes, paired
 from .tile_plan import Memory, TilePlan
 from .windows import (
@@ -179,6 +180,7 @@ class TileJob:
             scratch_elements(stages, sizes, self.chunk) * item,
             activations,
             workspace,
+            waiting_bytes(self.feature_bytes, HOST_BYTES) if self.device == "cpu" else 0,
         )
 
     @cached_property

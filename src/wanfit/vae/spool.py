@@ -19,6 +19,11 @@ _SLAB = 64 * 1024**2
 """Host memory is taken in pieces of this size: pinned memory of odd sizes is rounded up to a power of two."""
 
 
+def waiting_bytes(nbytes: int, limit: int) -> int:
+    """Host memory that a `Spool` of this limit takes for `nbytes`: whole slabs."""
+    return min(-(-nbytes // _SLAB) * _SLAB, limit)
+
+
 class Spool:
     """Tensors by key. A key that is stored again replaces the first tensor, which must have the same size.
 

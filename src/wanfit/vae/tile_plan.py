@@ -19,6 +19,7 @@ class Memory:
         prepared: the buffer for the input of the running convolution.
         activations: everything else that layers allocate; features and pixels on their way included.
         workspace: estimate of what the convolution library asks for, at most; 0 on CPU.
+        features: what waits between whole-frame part and tiles; 0 on CUDA, where it waits in the host's memory.
     """
 
     weights: int
@@ -26,10 +27,11 @@ class Memory:
     prepared: int
     activations: int
     workspace: int
+    features: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.histories + self.prepared + self.activations + self.workspace
+        return self.weights + self.histories + self.prepared + self.activations + self.workspace + self.features
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,18 @@ def test_less_memory_is_never_a_better_verdict(fp8):
     assert set(verdicts) == {0, 1, 2}
 
 
+@pytest.mark.parametrize("preset", ["i2v-a14b:fp8", "ti2v-5b:fp16"])
+def test_nor_is_it_on_the_cpu_where_what_waits_for_the_decode_is_ram_too(preset):
+    order = {"does not fit": 0, "tight": 1, "fits": 2}
+    model = model_of(preset)
+    machines = [Machine("cpu", 0, GIB * k // 4, torch.float32, torch.float32, text="cpu") for k in range(12, 48)]
+    plans = [make_plan(model, machine, 1280, 704, 81) for machine in machines]
+    assert all(plan.stages[-1].ram_needed <= plan.machine.ram for plan in plans if plan.fits)
+    verdicts = [order[plan.verdict] for plan in plans]
+    assert verdicts == sorted(verdicts)
+    assert {0, 2} <= set(verdicts)
+
+
 @pytest.mark.parametrize("preset", ["i2v-a14b:fp8", "i2v-a14b:q4_k_m", "t2v-a14b:fp16", "ti2v-5b:fp16"])
 @pytest.mark.parametrize("vram", [4, 6, 8, 12, 24])
 def test_what_is_said_to_fit_stays_within_the_card(preset, vram):

@@ -103,10 +103,12 @@ def test_a_decode(tmp_path, variant, size, share):
     video = Video(*size, image=False, size_multiple=16 if variant == "vae-2.1" else 32)
     machine = Machine("cpu", 0, 2**40, dtype=torch.float32, vae_dtype=torch.float32)
     plan = tile_plan(model, video, machine, "decode", 2**40)
-    if share is not None:
-        plan = tile_plan(model, video, machine, "decode", int(plan.predicted_bytes * share))
-        assert plan.tiles > 1
     demand = vae_demand("decode and save", plan, part, video, machine)
+    if share is not None:
+        room = int(demand.ram_needed * share)
+        plan = tile_plan(model, video, machine, "decode", room)
+        demand = vae_demand("decode and save", plan, part, video, machine)
+        assert plan.tiles > 1 and demand.ram_needed <= room
     latents = torch.randn(decode_shape(model, video))
     seen: list[int] = []
 

@@ -32,7 +32,7 @@ def test_decode(variant: str, chunk: int) -> None:
     latents = torch.randn(1, Z, 2, 28, 8)
     plan = plan_decode(vae, latents.shape, dtype=torch.float32, grid=(1, 2), start=0, chunk=chunk)
     measured = peak_bytes(lambda: decode(vae, latents, plan, _Nowhere(), host_bytes=0))
-    predicted = plan.memory.total - plan.memory.weights
+    predicted = plan.memory.total - plan.memory.weights - plan.memory.features  # these wait in a file
     assert measured == pytest.approx(predicted, rel=TOLERANCE)
 
 
@@ -43,7 +43,7 @@ def test_encode(variant: str) -> None:
     video = torch.rand(1, 3, 5, 28 * scale, 8 * scale)
     plan = plan_encode(vae, video.shape, dtype=torch.float32, grid=(2, 1), chunk=2)
     measured = peak_bytes(lambda: encode(vae, video, plan, host_bytes=0))
-    predicted = plan.memory.total - plan.memory.weights
+    predicted = plan.memory.total - plan.memory.weights - plan.memory.features  # these wait in a file
     assert measured == pytest.approx(predicted, rel=TOLERANCE)
 
 
